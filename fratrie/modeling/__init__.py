@@ -1,0 +1,1 @@
+"""The models: one configurable block, three siblings. A flat folder, since checkpoints can carry this code."""

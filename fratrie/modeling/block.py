@@ -1,0 +1,89 @@
+"""The block that all siblings are made of: a mixer and a feed-forward, each in a residual branch with two norm slots.
+
+Pre-norm, post-norm and sandwich norm differ only in which slots the configuration fills.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from .attention import CrossAttention
+from .experts import MixtureOfExperts
+from .feed_forward import FeedForward
+from .mixers import MIXERS
+from .normalization import build_norm
+from .packing import Packing
+
+
+class Block(GradientCheckpointingLayer):
+    """`x + out_norm(f(in_norm(x)))`, or `out_norm(x + f(in_norm(x)))`, for the mixer, then for the feed-forward.
+
+    Between them, where the configuration asks for it, an attention over an encoder's states in the same form.
+    """
+
+    def __init__(self, config: PreTrainedConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.norm_after_residual = config.norm_after_residual
+        self.dropout = nn.Dropout(config.hidden_dropout)
+        self.mixer = MIXERS[config.layer_types[layer_idx]](config, layer_idx, config.is_causal_stack)
+        self.mixer_input_norm = self._norm(config, config.mixer_input_norm)
+        self.mixer_output_norm = self._norm(config, config.mixer_output_norm)
+        self.cross_attention = None
+        if getattr(config, "add_cross_attention", False):
+            self.cross_attention = CrossAttention(config, layer_idx)
+            self.cross_attention_input_norm = self._norm(config, config.mixer_input_norm)
+            self.cross_attention_output_norm = self._norm(config, config.mixer_output_norm)
+        sparse = config.mlp_layer_types[layer_idx] == "sparse"
+        self.feed_forward = MixtureOfExperts(config) if sparse else FeedForward(config)
+        self.feed_forward_input_norm = self._norm(config, config.feed_forward_input_norm)
+        self.feed_forward_output_norm = self._norm(config, config.feed_forward_output_norm)
+
+    @staticmethod
+    def _norm(config: PreTrainedConfig, kind: str | None) -> nn.Module:
+        return build_norm(kind, config.hidden_size, config.norm_eps, config.norm_bias)
+
+    def join(self, residual: torch.Tensor, branch: torch.Tensor, output_norm: nn.Module) -> torch.Tensor:
+        """Add a branch to the residual stream; the only place that knows where the output norm acts."""
+        branch = self.dropout(branch)
+        if self.norm_after_residual:
+            return output_norm(residual + branch)
+        return residual + output_norm(branch)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
+        attention_mask: Any = None,
+        position_bias: Any = None,
+        cache: Cache | None = None,
+        packing: Packing | None = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: Any = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """Map `(B, T, D)` to `(B, T, D)`; arguments as for the mixers."""
+        branch, _ = self.mixer(
+            self.mixer_input_norm(hidden_states),
+            position_embeddings=position_embeddings,
+            attention_mask=attention_mask,
+            position_bias=position_bias,
+            cache=cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache,
+            packing=packing,
+            **kwargs,
+        )
+        hidden_states = self.join(hidden_states, branch, self.mixer_output_norm)
+        if self.cross_attention is not None and encoder_hidden_states is not None:
+            branch, _ = self.cross_attention(
+                self.cross_attention_input_norm(hidden_states),
+                encoder_hidden_states,
+                attention_mask=encoder_attention_mask,
+                cache=cache,
+                **kwargs,
+            )
+            hidden_states = self.join(hidden_states, branch, self.cross_attention_output_norm)
+        branch = self.feed_forward(self.feed_forward_input_norm(hidden_states))
+        return self.join(hidden_states, branch, self.feed_forward_output_norm)

@@ -1,0 +1,495 @@
+"""Configurations of the three siblings: one set of shared fields, and what is particular to each."""
+
+import difflib
+from dataclasses import fields
+from typing import Any, ClassVar, Literal
+
+from huggingface_hub.dataclasses import strict
+from transformers import GenerationConfig, PreTrainedConfig
+from transformers.activations import ACT2FN
+from transformers.modeling_rope_utils import RopeParameters
+
+from .mixers import MIXERS
+
+PositionType = Literal["learned", "sinusoidal", "rotary", "relative", "alibi", "none"]
+NormType = Literal["layer_norm", "rms_norm"]
+Pooling = Literal["first", "mean", "last"]
+
+# What Hugging Face itself hands to a config besides its declared fields.
+_LIBRARY_FIELDS = frozenset(
+    "model_type name_or_path torch_dtype attn_implementation experts_implementation output_attentions num_labels "
+    "rope_theta rope_scaling auto_map custom_pipelines task_specific_params quantization_config tokenizer_class "
+    "finetuning_task pruned_heads tie_last_hidden_states peft_config".split()
+)
+
+
+def norm_slots(position: Literal["pre", "post", "sandwich"], norm: NormType = "layer_norm") -> dict[str, Any]:
+    """The norm fields of the three usual layouts, to be unpacked into a config.
+
+    Args:
+        position: `"pre"` normalises the input of each branch and the end of the stack (GPT-2, Llama), `"post"` the
+            sum of residual and branch (Vaswani et al. 2017, BERT), `"sandwich"` the input and the output of each
+            branch before the sum, and the end of the stack (Ding et al. 2021).
+        norm: the kind of every norm.
+
+    Returns:
+        The config fields, for example `FratrieEncoderConfig(**norm_slots("pre", "rms_norm"))`.
+    """
+    if position not in ("pre", "post", "sandwich"):
+        raise ValueError(f"Unknown norm position {position!r}: use 'pre', 'post' or 'sandwich'.")
+    before = None if position == "post" else norm
+    after = None if position == "pre" else norm
+    return {
+        "mixer_input_norm": before,
+        "mixer_output_norm": after,
+        "feed_forward_input_norm": before,
+        "feed_forward_output_norm": after,
+        "norm_after_residual": position == "post",
+        "embedding_norm": None,
+        "final_norm": None if position == "post" else norm,
+    }
+
+
+@strict
+class FratrieConfig(PreTrainedConfig):
+    """The fields that every stack of blocks shares; the siblings derive from it.
+
+    Unknown fields and contradictory combinations raise a `ValueError` that holds the value and the way out.
+
+    Args:
+        vocab_size: number of tokens.
+        hidden_size: width D of the residual stream.
+        num_hidden_layers: number of blocks.
+        num_attention_heads: number H of query heads.
+        num_key_value_heads: number K of key and value heads: H (multi-head, the default), a divisor of H (grouped,
+            Ainslie et al. 2023) or 1 (multi-query, Shazeer 2019).
+        head_dim: size C of a head; `hidden_size / num_attention_heads` by default.
+        intermediate_size: width F of the feed-forward.
+        hidden_act: any activation that transformers knows.
+        gated_feed_forward: gate the feed-forward (GLU variants, Shazeer 2020): SwiGLU with `hidden_act="silu"`,
+            GeGLU with `"gelu"`.
+        feed_forward_bias, attention_bias, attention_output_bias, norm_bias: biases of the feed-forward, of query,
+            key and value, of the attention output, of LayerNorm.
+        attention_scale: factor of the attention scores; `head_dim ** -0.5` by default.
+        query_key_norm: norm of each query and key head (Henry et al. 2020).
+        position_type: `"learned"`, `"sinusoidal"` (Vaswani et al. 2017), `"rotary"` (Su et al. 2021), `"relative"`
+            (the bucketed bias of T5, Raffel et al. 2020), `"alibi"` (Press et al. 2022) or `"none"`.
+        max_position_embeddings: number of learned positions, and the length the other kinds are meant for.
+        rope_parameters: Hugging Face's description of the rotary embedding (`rope_type`, `rope_theta`, …).
+        relative_num_buckets, relative_max_distance: size of the relative bias table, and the distance from which all
+            positions share a bucket.
+        layer_types: one of `"full_attention"`, `"sliding_attention"`, `"linear_attention"` a layer (all full by
+            default). It names the mixer of the layer.
+        sliding_window: reach of the sliding layers: the last `sliding_window` tokens where causal, that many to each
+            side where bidirectional.
+        linear_chunk_size: chunk of the causal linear attention, in tokens; changes speed and memory only.
+        mixer_input_norm, mixer_output_norm, feed_forward_input_norm, feed_forward_output_norm: `"layer_norm"`,
+            `"rms_norm"` or `None` in the four slots of a block. `norm_slots` fills them for the usual layouts.
+        norm_after_residual: the output norms act on the sum of residual and branch (post-norm) instead of on the
+            branch alone.
+        embedding_norm, final_norm: norm after the embeddings, and after the last block.
+        norm_eps: epsilon of every norm.
+        mlp_layer_types: `"dense"` or `"sparse"` (mixture of experts) a layer; all dense by default.
+        num_experts, num_experts_per_tok: number E of experts, and how many each token is sent to.
+        moe_intermediate_size: width of an expert; `intermediate_size` by default.
+        num_shared_experts: experts that every token passes besides the chosen ones (Dai et al. 2024).
+        norm_topk_prob: let the weights of the chosen experts sum to one.
+        router_aux_loss_coef, router_z_loss_coef: weights of the load-balancing loss (Fedus et al. 2021) and of the
+            router's z loss (Zoph et al. 2022) in the training loss.
+        output_router_logits: return the router logits.
+        embedding_dropout, hidden_dropout, attention_dropout, activation_dropout: dropout after the embeddings, of
+            each residual branch, of the attention weights, inside the feed-forward.
+        scale_embeddings: multiply the token embeddings by `sqrt(hidden_size)`.
+        tie_word_embeddings: let the output layer share the input embedding.
+        initializer_range: standard deviation of the initial weights.
+        unpad_inputs: take padding out of a batch before the first layer (equal outputs for real tokens, less work).
+        pad_token_id, bos_token_id, eos_token_id: special tokens.
+        classifier_pooling: what a sentence is classified by: its `"first"` token, the `"mean"` or the `"last"` of its
+            real tokens.
+        classifier_hidden_sizes: widths of dense layers before the output layer (none by default).
+        classifier_activation: their activation.
+        classifier_dropout: dropout before each of the head's layers.
+        pos_weight: weight of the positives of each label in the multi-label loss.
+        label_thresholds: probability from which each label is given (0.5 by default), read by the scripts and by the
+            family-relations pipeline.
+    """
+
+    default_theta: ClassVar[float] = 10_000.0
+    is_causal_stack: ClassVar[bool] = False
+
+    vocab_size: int = 8192
+    hidden_size: int = 256
+    num_hidden_layers: int = 6
+    num_attention_heads: int = 4
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    intermediate_size: int = 1024
+    hidden_act: str = "gelu"
+    gated_feed_forward: bool = False
+    feed_forward_bias: bool = True
+    attention_bias: bool = True
+    attention_output_bias: bool = True
+    norm_bias: bool = True
+    attention_scale: float | int | None = None
+    query_key_norm: NormType | None = None
+
+    position_type: PositionType = "learned"
+    max_position_embeddings: int = 512
+    rope_parameters: RopeParameters | dict | None = None
+    relative_num_buckets: int = 32
+    relative_max_distance: int = 128
+
+    layer_types: list[str] | None = None
+    sliding_window: int | None = None
+    linear_chunk_size: int = 64
+
+    mixer_input_norm: NormType | None = None
+    mixer_output_norm: NormType | None = None
+    feed_forward_input_norm: NormType | None = None
+    feed_forward_output_norm: NormType | None = None
+    norm_after_residual: bool = False
+    embedding_norm: NormType | None = None
+    final_norm: NormType | None = None
+    norm_eps: float | int = 1e-5
+
+    mlp_layer_types: list[str] | None = None
+    num_experts: int = 0
+    num_experts_per_tok: int = 2
+    moe_intermediate_size: int | None = None
+    num_shared_experts: int = 0
+    norm_topk_prob: bool = True
+    router_aux_loss_coef: float | int = 0.01
+    router_z_loss_coef: float | int = 0.0
+    output_router_logits: bool = False
+
+    embedding_dropout: float | int = 0.0
+    hidden_dropout: float | int = 0.0
+    attention_dropout: float | int = 0.0
+    activation_dropout: float | int = 0.0
+
+    scale_embeddings: bool = False
+    tie_word_embeddings: bool = True
+    initializer_range: float | int = 0.02
+    unpad_inputs: bool = True
+
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+
+    classifier_pooling: Pooling = "mean"
+    classifier_hidden_sizes: list[int] | None = None
+    classifier_activation: str = "tanh"
+    classifier_dropout: float | int = 0.0
+    pos_weight: list[float] | None = None
+    label_thresholds: list[float] | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        reject_unknown_fields(self, kwargs)
+        rotary = self.position_type == "rotary"
+        given_rope = [name for name in ("rope_parameters", "rope_theta", "rope_scaling") if kwargs.get(name)]
+        if not rotary and (self.rope_parameters or given_rope):
+            raise ValueError(
+                f"rope_parameters={self.rope_parameters or kwargs[given_rope[0]]} has no use with "
+                f"position_type={self.position_type!r}: remove it, or set position_type='rotary'."
+            )
+        if self.num_key_value_heads is None:
+            self.num_key_value_heads = self.num_attention_heads
+        if self.head_dim is None and self.num_attention_heads > 0:
+            self._require(
+                self.hidden_size % self.num_attention_heads == 0,
+                f"hidden_size={self.hidden_size} is not a multiple of num_attention_heads={self.num_attention_heads}: "
+                "change one of them, or set head_dim.",
+            )
+            self.head_dim = self.hidden_size // self.num_attention_heads
+        if self.layer_types is None:
+            self.layer_types = ["full_attention"] * self.num_hidden_layers
+        if self.mlp_layer_types is None:
+            self.mlp_layer_types = ["sparse" if self.num_experts else "dense"] * self.num_hidden_layers
+        super().__post_init__(**kwargs)
+        if not rotary:  # Hugging Face fills in a default wherever the field exists.
+            self.rope_parameters = None
+
+    def validate_architecture(self) -> None:
+        """Refuse contradictory fields; called at construction and before saving.
+
+        Raises:
+            ValueError: with the field, its value and the way out.
+        """
+        self._validate_sizes()
+        self._validate_positions()
+        self._validate_mixers()
+        self._validate_feed_forward()
+        self._validate_head()
+
+    def _require(self, condition: bool, message: str) -> None:
+        if not condition:
+            raise ValueError(message)
+
+    def _validate_sizes(self) -> None:
+        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim",
+                     "num_key_value_heads", "intermediate_size", "max_position_embeddings",
+                     "linear_chunk_size"):  # fmt: skip
+            value = getattr(self, name)
+            self._require(value is not None and value > 0, f"{name}={value} must be at least 1.")
+        self._require(
+            self.num_attention_heads % self.num_key_value_heads == 0,
+            f"num_attention_heads={self.num_attention_heads} is not a multiple of num_key_value_heads="
+            f"{self.num_key_value_heads}: each key-value head serves the same number of query heads.",
+        )
+        for name in ("embedding_dropout", "hidden_dropout", "attention_dropout", "activation_dropout",
+                     "classifier_dropout"):  # fmt: skip
+            value = getattr(self, name)
+            self._require(0 <= value < 1, f"{name}={value} must lie in [0, 1).")
+        self._require(self.norm_eps > 0, f"norm_eps={self.norm_eps} must be positive.")
+        for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+            ids = getattr(self, name)
+            for token_id in ids if isinstance(ids, list) else [ids]:
+                self._require(
+                    token_id is None or 0 <= token_id < self.vocab_size,
+                    f"{name}={token_id} lies outside the vocabulary of vocab_size={self.vocab_size} tokens.",
+                )
+
+    def _validate_positions(self) -> None:
+        if self.position_type == "sinusoidal":
+            self._require(self.hidden_size % 2 == 0, f"sinusoidal positions need an even hidden_size, not "
+                          f"{self.hidden_size}.")  # fmt: skip
+        if self.position_type == "rotary":
+            self._require(
+                self.head_dim % 2 == 0, f"rotary positions need an even head_dim, not {self.head_dim}."
+            )
+            self._require(
+                "rope_type" in self.rope_parameters,
+                f"rope_parameters={self.rope_parameters} differ by layer type, which is not supported: give one set.",
+            )
+        if self.position_type == "relative":
+            directions = 1 if self.is_causal_stack else 2
+            exact = self.relative_num_buckets // directions // 2
+            self._require(
+                exact >= 1 and self.relative_max_distance > exact,
+                f"relative_num_buckets={self.relative_num_buckets} and relative_max_distance="
+                f"{self.relative_max_distance} leave no room: use at least {2 * directions} buckets and a distance "
+                f"above {exact}.",
+            )
+
+    def _validate_mixers(self) -> None:
+        known = ", ".join(sorted(MIXERS))
+        for index, layer_type in enumerate(self.layer_types):
+            self._require(
+                layer_type in MIXERS, f"layer_types[{index}]={layer_type!r} is unknown: use {known}."
+            )
+            mixer = MIXERS[layer_type]
+            self._require(
+                mixer.supports_position_bias or self.position_type not in ("relative", "alibi"),
+                f"layer_types[{index}]={layer_type!r} takes no position bias, as position_type="
+                f"{self.position_type!r} needs: choose another position_type, or another layer type.",
+            )
+        sliding = "sliding_attention" in self.layer_types
+        self._require(
+            not sliding or (self.sliding_window or 0) > 0,
+            f"layer_types has sliding layers, but sliding_window={self.sliding_window}: set it to a positive size.",
+        )
+        self._require(
+            sliding or self.sliding_window is None,
+            f"sliding_window={self.sliding_window} has no use without a 'sliding_attention' layer in layer_types="
+            f"{self.layer_types}.",
+        )
+        self._require(
+            not self.norm_after_residual or bool(self.mixer_output_norm or self.feed_forward_output_norm),
+            "norm_after_residual=True has no use without mixer_output_norm or feed_forward_output_norm.",
+        )
+
+    def _validate_feed_forward(self) -> None:
+        for name in ("hidden_act", "classifier_activation"):
+            activation = getattr(self, name)
+            close = difflib.get_close_matches(activation, ACT2FN, n=3)
+            hint = (
+                f": did you mean {', '.join(close)}?"
+                if close
+                else f": choose from {', '.join(sorted(ACT2FN))}."
+            )
+            self._require(activation in ACT2FN, f"{name}={activation!r} is unknown{hint}")
+        sparse = "sparse" in self.mlp_layer_types
+        self._require(
+            not sparse or self.num_experts > 0,
+            f"mlp_layer_types has sparse layers, but num_experts={self.num_experts}: set num_experts.",
+        )
+        self._require(
+            sparse or self.num_experts == 0,
+            f"num_experts={self.num_experts} has no use without a 'sparse' layer in mlp_layer_types="
+            f"{self.mlp_layer_types}.",
+        )
+        self._require(
+            not sparse or 1 <= self.num_experts_per_tok <= self.num_experts,
+            f"num_experts_per_tok={self.num_experts_per_tok} must lie between 1 and num_experts={self.num_experts}.",
+        )
+        self._require(
+            sparse or self.num_shared_experts == 0,
+            f"num_shared_experts={self.num_shared_experts} has no use without a 'sparse' layer.",
+        )
+
+    def _validate_head(self) -> None:
+        for name in ("pos_weight", "label_thresholds"):
+            values = getattr(self, name)
+            self._require(
+                values is None or len(values) == self.num_labels,
+                f"{name} has {len(values or [])} values for {self.num_labels} labels: give one a label.",
+            )
+        self._require(
+            self.pos_weight is None or self.problem_type in (None, "multi_label_classification"),
+            f"pos_weight is for multi-label classification, but problem_type={self.problem_type!r}.",
+        )
+        self._require(
+            all(w > 0 for w in self.pos_weight or []), f"pos_weight={self.pos_weight} must be positive."
+        )
+        self._require(
+            all(0 <= t <= 1 for t in self.label_thresholds or []),
+            f"label_thresholds={self.label_thresholds} must lie in [0, 1].",
+        )
+
+
+def reject_unknown_fields(config: PreTrainedConfig, given: dict[str, Any]) -> None:
+    """Raise a `ValueError` that names the unknown fields of `given` and the closest known ones."""
+    known = [field.name for field in fields(config)]
+    unknown = [name for name in given if not name.startswith("_") and name not in _LIBRARY_FIELDS]
+    if not unknown:
+        return
+    generation = GenerationConfig._get_default_generation_params()
+    hints = []
+    for name in unknown:
+        close = difflib.get_close_matches(name, known, n=1)
+        if name in generation:
+            hints.append(f"{name} (belongs to model.generation_config)")
+        else:
+            hints.append(f"{name} (did you mean {close[0]}?)" if close else name)
+    raise ValueError(f"{type(config).__name__} has no field {', '.join(hints)}.")
+
+
+@strict
+class FratrieEncoderConfig(FratrieConfig):
+    """Configuration of the encoder; the defaults are the layout of BERT (Devlin et al. 2019).
+
+    See `FratrieConfig` for the shared fields.
+
+    Args:
+        type_vocab_size: number of token types (segments A and B of BERT); 0 for none.
+        sparse_prediction: in training, send only the masked rows through the language-model head; `logits` then hold
+            those rows alone.
+    """
+
+    model_type = "fratrie_encoder"
+
+    mixer_output_norm: NormType | None = "layer_norm"
+    feed_forward_output_norm: NormType | None = "layer_norm"
+    norm_after_residual: bool = True
+    embedding_norm: NormType | None = "layer_norm"
+    type_vocab_size: int = 0
+    sparse_prediction: bool = False
+
+
+@strict
+class FratrieDecoderConfig(FratrieConfig):
+    """Configuration of the decoder; the defaults are the layout of GPT-2 (Radford et al. 2019).
+
+    See `FratrieConfig` for the shared fields.
+
+    Args:
+        use_cache: keep keys, values and states for generation.
+        add_cross_attention: give each block an attention over the states of an encoder.
+        cross_attention_hidden_size: width of those states; `hidden_size` by default.
+    """
+
+    model_type = "fratrie_decoder"
+    is_causal_stack: ClassVar[bool] = True
+
+    mixer_input_norm: NormType | None = "layer_norm"
+    feed_forward_input_norm: NormType | None = "layer_norm"
+    final_norm: NormType | None = "layer_norm"
+    classifier_pooling: Pooling = "last"
+    use_cache: bool = True
+    add_cross_attention: bool = False
+    cross_attention_hidden_size: int | None = None
+
+
+_STACK_FIELDS = frozenset(field.name for field in fields(FratrieConfig)) - frozenset(
+    field.name for field in fields(PreTrainedConfig)
+)
+
+
+@strict
+class FratrieSeq2SeqConfig(PreTrainedConfig):
+    """Configuration of the encoder-decoder; the defaults are the layout of Vaswani et al. (2017).
+
+    A shared field given at the top (`FratrieSeq2SeqConfig(hidden_size=64)`) goes to both stacks; `encoder` and
+    `decoder` (dicts or configs) say what differs.
+
+    Args:
+        encoder, decoder: configuration of each stack.
+        share_embeddings: let encoder and decoder share the input embedding.
+        tie_word_embeddings: let the output layer share the decoder's input embedding.
+        decoder_start_token_id: first token of every output (`pad_token_id` by default).
+    """
+
+    model_type = "fratrie_seq2seq"
+    sub_configs_defaults: ClassVar[dict[str, Any]] = {
+        "encoder": FratrieEncoderConfig,
+        "decoder": FratrieDecoderConfig,
+    }
+
+    encoder: FratrieEncoderConfig | dict[Any, Any] | None = None
+    decoder: FratrieDecoderConfig | dict[Any, Any] | None = None
+    is_encoder_decoder: bool = True
+    share_embeddings: bool = True
+    tie_word_embeddings: bool = True
+    use_cache: bool = True
+    initializer_range: float | int = 0.02
+    vocab_size: int = 8192
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    decoder_start_token_id: int | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        shared = {name: kwargs.pop(name) for name in list(kwargs) if name in _STACK_FIELDS}
+        reject_unknown_fields(self, kwargs)
+        top = {
+            name: getattr(self, name)
+            for name in ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")
+        }
+        layout = {
+            "position_type": "sinusoidal",
+            "hidden_act": "relu",
+            "scale_embeddings": True,
+            **norm_slots("post"),
+        }
+        for name, own in (("encoder", {}), ("decoder", {"add_cross_attention": True})):
+            stack = getattr(self, name)
+            if not isinstance(stack, PreTrainedConfig):
+                saved = stack is not None and "model_type" in stack  # as read from a config.json, complete
+                base = (
+                    {} if saved else {**layout, "initializer_range": self.initializer_range, **top, **shared}
+                )
+                stack = self.sub_configs_defaults[name].config_class(**{**base, **own, **(stack or {})})
+                setattr(self, name, stack)
+        self.vocab_size = self.decoder.vocab_size
+        self.decoder.cross_attention_hidden_size = self.encoder.hidden_size
+        if self.decoder_start_token_id is None:
+            self.decoder_start_token_id = self.pad_token_id
+        super().__post_init__(**kwargs)
+
+    def validate_architecture(self) -> None:
+        """Refuse contradictory fields (see `FratrieConfig.validate_architecture`)."""
+        self.encoder.validate_architecture()
+        self.decoder.validate_architecture()
+        if not self.decoder.add_cross_attention:
+            raise ValueError(
+                "decoder.add_cross_attention=False: the decoder of a seq2seq model attends the encoder."
+            )
+        sizes = (
+            (self.encoder.vocab_size, self.encoder.hidden_size),
+            (self.decoder.vocab_size, self.decoder.hidden_size),
+        )
+        if self.share_embeddings and sizes[0] != sizes[1]:
+            raise ValueError(
+                f"share_embeddings=True, but encoder and decoder differ in (vocab_size, hidden_size): {sizes[0]} and "
+                f"{sizes[1]}. Make them equal, or set share_embeddings=False."
+            )

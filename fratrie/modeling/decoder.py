@@ -1,0 +1,245 @@
+"""The decoder (GPT-like): every token sees the ones before it, and the model continues texts.
+
+Shapes: B batch, T positions, S positions of an encoder, D hidden, V vocabulary, M labels.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.generation import GenerationMixin
+from transformers.masking_utils import create_bidirectional_mask
+from transformers.modeling_utils import slice_logits_to_keep
+from transformers.utils.deprecation import deprecate_kwarg
+from transformers.utils.generic import can_return_tuple
+
+from .configuration import FratrieDecoderConfig
+from .heads import ClassificationHead, find_real_tokens, pool
+from .losses import next_token_loss, sequence_classification_loss, share_of_batch, token_cross_entropy
+from .outputs import FratrieCausalLMOutput, FratrieModelOutput, FratrieSequenceClassifierOutput
+from .packing import Packing
+from .stack import FratriePreTrainedModel, FratrieStack, input_shape
+
+
+class FratrieDecoderModel(FratrieStack):
+    """The bare decoder, which gives a vector a token."""
+
+    config: FratrieDecoderConfig
+
+    @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: Any = None,
+        position_ids: torch.Tensor | None = None,
+        cache: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> FratrieModelOutput:
+        """Decode a padded batch, a packed one, or what follows a cached past.
+
+        Args:
+            input_ids: `(B, T)` token ids; or give `inputs_embeds`.
+            attention_mask: `(B, past + T)`, zero at padding on any side; or a ready mask, or one a layer type.
+            position_ids: `(B or 1, T)`; rows in which positions start anew hold several documents, which do not see
+                each other.
+            cache: the past, extended in place.
+            inputs_embeds: `(B, T, D)` in the place of the token embeddings.
+            encoder_hidden_states: `(B, S, D_encoder)`, where the model has cross-attention.
+            encoder_attention_mask: `(B, S)`, zero at padding.
+            use_cache: return a cache; by default as configured, but neither in training nor for packed rows.
+            **kwargs: as for `FratrieEncoderModel`.
+
+        Returns:
+            `last_hidden_state` `(B, T, D)` (no meaning at padding), `cache`, and what was asked for.
+
+        Raises:
+            ValueError: for a cache of packed rows.
+        """
+        shape = input_shape(input_ids, inputs_embeds)
+        inputs = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "token_type_ids": None}
+        packing = (
+            None if cache is not None else self.find_documents(shape, attention_mask, position_ids, kwargs)
+        )
+        use_cache = self._resolve_use_cache(use_cache, packing)
+        if use_cache and cache is None:
+            cache = DynamicCache(config=self.config)
+            if encoder_hidden_states is not None:
+                cache = EncoderDecoderCache(cache, DynamicCache(config=self.config))
+        kwargs["return_dict"] = True
+        if encoder_hidden_states is not None:
+            packing = self._refuse_packed_rows(packing)
+            kwargs["encoder_hidden_states"] = encoder_hidden_states
+            kwargs["encoder_attention_mask"] = create_bidirectional_mask(
+                self.config,
+                encoder_hidden_states.new_empty(*shape, 1),
+                encoder_attention_mask,
+                encoder_hidden_states=encoder_hidden_states,
+            )
+        if packing is not None and cache is None:
+            return self.run_packed(packing, inputs, **kwargs)
+        outputs = self.run_rows(inputs, attention_mask, position_ids, cache, **kwargs)
+        outputs.cache = cache
+        return outputs
+
+    def _resolve_use_cache(self, use_cache: bool | None, packing: Packing | None) -> bool:
+        packed_rows = packing is not None and packing.has_packed_rows
+        if use_cache and packed_rows:
+            raise ValueError(
+                "Packed rows hold several documents, which no cache can continue: set use_cache=False."
+            )
+        return (
+            self.config.use_cache and not self.training and not packed_rows
+            if use_cache is None
+            else use_cache
+        )
+
+    @staticmethod
+    def _refuse_packed_rows(packing: Packing | None) -> None:
+        if packing is not None and packing.has_packed_rows:
+            raise ValueError(
+                "Rows that hold several documents cannot attend one encoder's states: pad them instead."
+            )
+
+
+class FratrieDecoderForCausalLM(FratriePreTrainedModel, GenerationMixin):
+    """The decoder with a head that predicts the next token (Radford et al. 2018)."""
+
+    config: FratrieDecoderConfig
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+
+    def __init__(self, config: FratrieDecoderConfig) -> None:
+        super().__init__(config)
+        self.model = FratrieDecoderModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
+        """Start continuous batching (see Hugging Face's method).
+
+        Raises:
+            ValueError: for what paged caches have no room for: position biases and the states of linear attention.
+        """
+        config = self.config
+        if config.position_type in ("relative", "alibi") or "linear_attention" in config.layer_types:
+            raise ValueError(
+                f"Continuous batching serves softmax attention without position bias, not position_type="
+                f"{config.position_type!r} with layer_types={config.layer_types}: use generate()."
+            )
+        return super().init_continuous_batching(*args, **kwargs)
+
+    @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: Any = None,
+        position_ids: torch.Tensor | None = None,
+        cache: Cache | None = None,
+        labels: torch.Tensor | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        output_router_logits: bool | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> FratrieCausalLMOutput:
+        """Score every token of the vocabulary as the next one.
+
+        Args:
+            labels: `(B, T)`, usually the input ids, -100 where a token is no target; shifted here. A
+                `shift_labels` that is given is taken as it is.
+            logits_to_keep: number of last positions, or their indices, to score; 0 for all.
+            output_router_logits: return the router logits of sparse layers.
+            num_items_in_batch: number of targets of the global batch, to divide the loss by.
+            input_ids, attention_mask, position_ids, cache, **kwargs: as for `FratrieDecoderModel`.
+
+        Returns:
+            `loss`, `logits` `(B, T, V)` and `cache`.
+        """
+        shifted = kwargs.pop("shift_labels", None)
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            cache=cache,
+            output_router_logits=self.needs_router_logits(labels, output_router_logits),
+            **kwargs,
+        )
+        logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
+        router = self.router_losses(outputs.router_logits, attention_mask)
+        loss = None
+        if labels is not None:
+            if shifted is None:
+                loss = next_token_loss(logits, labels, position_ids, num_items_in_batch)
+            else:
+                loss = token_cross_entropy(logits, shifted, num_items_in_batch)
+            loss = self.add_router_losses(loss, router, share_of_batch(labels, num_items_in_batch))
+        return FratrieCausalLMOutput(
+            loss=loss,
+            logits=logits,
+            cache=outputs.cache,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            cross_attentions=outputs.cross_attentions,
+            aux_loss=router[0],
+            z_loss=router[1],
+            router_logits=outputs.router_logits,
+        )
+
+
+class FratrieDecoderForSequenceClassification(FratriePreTrainedModel):
+    """The decoder with a head that labels texts, by default by their last token."""
+
+    config: FratrieDecoderConfig
+
+    def __init__(self, config: FratrieDecoderConfig) -> None:
+        super().__init__(config)
+        self.model = FratrieDecoderModel(config)
+        self.classifier = ClassificationHead(config)
+        self.post_init()
+
+    @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        cache: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        output_router_logits: bool | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> FratrieSequenceClassifierOutput:
+        """Score the labels of each text (see `FratrieEncoderForSequenceClassification.forward`)."""
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            cache=cache,
+            inputs_embeds=inputs_embeds,
+            output_router_logits=self.needs_router_logits(labels, output_router_logits),
+            **kwargs,
+        )
+        states = outputs.last_hidden_state
+        real_tokens = find_real_tokens(states, input_ids, attention_mask, self.config.pad_token_id)
+        logits = self.classifier(pool(states, real_tokens, self.config.classifier_pooling))
+        router = self.router_losses(outputs.router_logits, attention_mask)
+        loss = None
+        if labels is not None:
+            loss = sequence_classification_loss(logits, labels, self.config, num_items_in_batch)
+            loss = self.add_router_losses(loss, router, share_of_batch(labels, num_items_in_batch))
+        return FratrieSequenceClassifierOutput(
+            loss=loss,
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            aux_loss=router[0],
+            z_loss=router[1],
+            router_logits=outputs.router_logits,
+        )

@@ -1,0 +1,261 @@
+"""The encoder (BERT-like): every token sees all others.
+
+Shapes: B batch, T positions, D hidden, V vocabulary, M labels.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.activations import ACT2FN
+from transformers.utils.generic import can_return_tuple
+
+from .configuration import FratrieEncoderConfig
+from .heads import ClassificationHead, find_real_tokens, pool
+from .losses import IGNORED, sequence_classification_loss, share_of_batch, token_cross_entropy
+from .normalization import build_norm
+from .outputs import (
+    FratrieMaskedLMOutput,
+    FratrieModelOutput,
+    FratrieSequenceClassifierOutput,
+    FratrieTokenClassifierOutput,
+)
+from .stack import FratriePreTrainedModel, FratrieStack, input_shape
+
+
+class FratrieEncoderModel(FratrieStack):
+    """The bare encoder, which gives a vector a token."""
+
+    config: FratrieEncoderConfig
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> FratrieModelOutput:
+        """Encode a padded batch or a packed one.
+
+        Args:
+            input_ids: `(B, T)` token ids; or give `inputs_embeds`.
+            attention_mask: `(B, T)`, zero at padding on any side; or a ready `(B, 1, T, T)`.
+            token_type_ids: `(B, T)`, where the model has token types.
+            position_ids: `(B or 1, T)`; rows in which positions start anew hold several documents, which do not see
+                each other.
+            inputs_embeds: `(B, T, D)` in the place of the token embeddings.
+            **kwargs: `output_hidden_states`, `output_attentions` (eager attention only), `output_router_logits`,
+                `return_dict`, and Hugging Face's flash-attention arguments for packed rows.
+
+        Returns:
+            `last_hidden_state` `(B, T, D)` (no meaning at padding) and what was asked for.
+        """
+        shape = input_shape(input_ids, inputs_embeds)
+        inputs = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "token_type_ids": token_type_ids}
+        packing = self.find_documents(shape, attention_mask, position_ids, kwargs)
+        kwargs["return_dict"] = True
+        if packing is not None:
+            return self.run_packed(packing, inputs, **kwargs)
+        return self.run_rows(inputs, attention_mask, position_ids, **kwargs)
+
+
+class FratrieEncoderForMaskedLM(FratriePreTrainedModel):
+    """The encoder with a head that fills in masked tokens (Devlin et al. 2019)."""
+
+    config: FratrieEncoderConfig
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+
+    def __init__(self, config: FratrieEncoderConfig) -> None:
+        super().__init__(config)
+        self.model = FratrieEncoderModel(config)
+        self.head_dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.head_act_fn = ACT2FN[config.hidden_act]
+        norm = config.final_norm or config.feed_forward_output_norm or "layer_norm"
+        self.head_norm = build_norm(norm, config.hidden_size, config.norm_eps, config.norm_bias)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        output_router_logits: bool | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> FratrieMaskedLMOutput:
+        """Score every token of the vocabulary at every position.
+
+        Args:
+            labels: `(B, T)` true ids of the masked tokens, -100 elsewhere.
+            output_router_logits: return the router logits of sparse layers.
+            num_items_in_batch: number of targets of the global batch, to divide the loss by.
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs: as for
+                `FratrieEncoderModel`.
+
+        Returns:
+            `loss`, and `logits` `(B, T, V)`; in training with `config.sparse_prediction` those of the masked tokens
+            alone.
+        """
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            output_router_logits=self.needs_router_logits(labels, output_router_logits),
+            **kwargs,
+        )
+        states = outputs.last_hidden_state
+        if labels is not None and self.training and self.config.sparse_prediction:
+            targets = labels.to(states.device) != IGNORED
+            states, labels = states[targets], labels[targets.to(labels.device)]
+        logits = self.lm_head(self.head_norm(self.head_act_fn(self.head_dense(states))))
+        router = self.router_losses(outputs.router_logits, attention_mask)
+        loss = None
+        if labels is not None:
+            loss = token_cross_entropy(logits, labels, num_items_in_batch)
+            loss = self.add_router_losses(loss, router, share_of_batch(labels, num_items_in_batch))
+        return FratrieMaskedLMOutput(
+            loss=loss,
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            aux_loss=router[0],
+            z_loss=router[1],
+            router_logits=outputs.router_logits,
+        )
+
+
+class FratrieEncoderForSequenceClassification(FratriePreTrainedModel):
+    """The encoder with a head that labels sentences: one label, several at once, or numbers."""
+
+    config: FratrieEncoderConfig
+
+    def __init__(self, config: FratrieEncoderConfig) -> None:
+        super().__init__(config)
+        self.model = FratrieEncoderModel(config)
+        self.classifier = ClassificationHead(config)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        output_router_logits: bool | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> FratrieSequenceClassifierOutput:
+        """Score the labels of each sentence.
+
+        Args:
+            labels: by `config.problem_type` `(B,)` for one label, `(B, M)` for several (integers are cast) and for
+                regression.
+            output_router_logits: return the router logits of sparse layers.
+            num_items_in_batch: number of targets of the global batch, to divide the loss by.
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs: as for
+                `FratrieEncoderModel`.
+
+        Returns:
+            `loss` and `logits` `(B, M)`.
+        """
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            output_router_logits=self.needs_router_logits(labels, output_router_logits),
+            **kwargs,
+        )
+        states = outputs.last_hidden_state
+        real_tokens = find_real_tokens(states, input_ids, attention_mask, self.config.pad_token_id)
+        logits = self.classifier(pool(states, real_tokens, self.config.classifier_pooling))
+        router = self.router_losses(outputs.router_logits, attention_mask)
+        loss = None
+        if labels is not None:
+            loss = sequence_classification_loss(logits, labels, self.config, num_items_in_batch)
+            loss = self.add_router_losses(loss, router, share_of_batch(labels, num_items_in_batch))
+        return FratrieSequenceClassifierOutput(
+            loss=loss,
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            aux_loss=router[0],
+            z_loss=router[1],
+            router_logits=outputs.router_logits,
+        )
+
+
+class FratrieEncoderForTokenClassification(FratriePreTrainedModel):
+    """The encoder with a head that labels each token."""
+
+    config: FratrieEncoderConfig
+
+    def __init__(self, config: FratrieEncoderConfig) -> None:
+        super().__init__(config)
+        self.model = FratrieEncoderModel(config)
+        self.classifier = ClassificationHead(config)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        output_router_logits: bool | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> FratrieTokenClassifierOutput:
+        """Score the labels of each token.
+
+        Args:
+            labels: `(B, T)`, -100 where a token has none.
+            output_router_logits: return the router logits of sparse layers.
+            num_items_in_batch: number of targets of the global batch, to divide the loss by.
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs: as for
+                `FratrieEncoderModel`.
+
+        Returns:
+            `loss` and `logits` `(B, T, M)`.
+        """
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            output_router_logits=self.needs_router_logits(labels, output_router_logits),
+            **kwargs,
+        )
+        logits = self.classifier(outputs.last_hidden_state)
+        router = self.router_losses(outputs.router_logits, attention_mask)
+        loss = None
+        if labels is not None:
+            loss = token_cross_entropy(logits, labels, num_items_in_batch)
+            loss = self.add_router_losses(loss, router, share_of_batch(labels, num_items_in_batch))
+        return FratrieTokenClassifierOutput(
+            loss=loss,
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            aux_loss=router[0],
+            z_loss=router[1],
+            router_logits=outputs.router_logits,
+        )

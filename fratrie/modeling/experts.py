@@ -1,0 +1,157 @@
+"""A mixture of experts in the place of a feed-forward, and the losses that keep its router balanced.
+
+Shapes: N tokens, D hidden, E experts, F width of an expert, P experts a token (top-k).
+"""
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+from transformers.activations import ACT2FN
+from transformers.integrations import use_experts_implementation
+
+from .feed_forward import FeedForward
+
+
+class Router(nn.Module):
+    """Chooses the experts of each token: the `num_experts_per_tok` largest of a softmax (Shazeer et al. 2017)."""
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        super().__init__()
+        self.num_experts = config.num_experts
+        self.top_k = config.num_experts_per_tok
+        self.norm_topk_prob = config.norm_topk_prob
+        self.weight = nn.Parameter(torch.empty(config.num_experts, config.hidden_size))
+
+    def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return logits `(N, E)`, and weights and indices `(N, P)` of the chosen experts."""
+        logits_NE = nn.functional.linear(hidden_states, self.weight)
+        probabilities_NE = logits_NE.softmax(
+            dim=-1, dtype=torch.promote_types(torch.float32, logits_NE.dtype)
+        )
+        weights_NP, index_NP = probabilities_NE.topk(self.top_k, dim=-1)
+        if self.norm_topk_prob:
+            weights_NP = weights_NP / weights_NP.sum(dim=-1, keepdim=True)
+        return logits_NE, weights_NP.to(hidden_states.dtype), index_NP
+
+
+class _Experts(nn.Module):
+    """Weights of all experts as Hugging Face's experts interface expects them, and the plain loop (`"eager"`)."""
+
+    input_proj: str  # the parameter that leads into the experts
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        super().__init__()
+        self.num_experts = config.num_experts
+        self.hidden_dim = config.hidden_size
+        self.intermediate_dim = config.moe_intermediate_size or config.intermediate_size
+        self.act_fn = ACT2FN[config.hidden_act]
+        rows = self.intermediate_dim * (2 if self.input_proj == "gate_up_proj" else 1)
+        setattr(self, self.input_proj, nn.Parameter(torch.empty(self.num_experts, rows, self.hidden_dim)))
+        self.down_proj = nn.Parameter(torch.empty(self.num_experts, self.hidden_dim, self.intermediate_dim))
+
+    def forward(
+        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """Send tokens `(N, D)` through their experts `(N, P)` and add the results with their weights: `(N, D)`."""
+        outputs_ND = torch.zeros_like(hidden_states)
+        input_weights = getattr(self, self.input_proj)
+        for expert in top_k_index.unique().tolist():
+            if expert >= self.num_experts:  # expert parallelism marks another rank's tokens so
+                continue
+            token, slot = (top_k_index == expert).nonzero(as_tuple=True)
+            inner = self.activate(nn.functional.linear(hidden_states[token], input_weights[expert]))
+            outer = nn.functional.linear(inner, self.down_proj[expert]) * top_k_weights[token, slot, None]
+            outputs_ND = outputs_ND.index_add(0, token, outer.to(outputs_ND.dtype))
+        return outputs_ND
+
+    def activate(self, projected: torch.Tensor) -> torch.Tensor:
+        """The activation between the two projections of an expert."""
+        return self.act_fn(projected)
+
+
+@use_experts_implementation(has_gate=False)
+class PlainExperts(_Experts):
+    """Experts `down(act(up(x)))`."""
+
+    input_proj = "up_proj"
+
+    def forward(
+        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """See the base class; the decorator chooses the implementation."""
+        return super().forward(hidden_states, top_k_index, top_k_weights)
+
+
+@use_experts_implementation
+class GatedExperts(_Experts):
+    """Experts `down(act(gate(x)) * up(x))`; gate and up lie in one matrix."""
+
+    input_proj = "gate_up_proj"
+
+    def forward(
+        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """See the base class; the decorator chooses the implementation."""
+        return super().forward(hidden_states, top_k_index, top_k_weights)
+
+    def activate(self, projected: torch.Tensor) -> torch.Tensor:
+        """Gate: the activation of the first half times the second."""
+        return self._apply_gate(projected)
+
+
+class MixtureOfExperts(nn.Module):
+    """Each token passes the experts that the router chooses, and the shared ones if there are any."""
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        super().__init__()
+        self.router = Router(config)
+        self.experts = (GatedExperts if config.gated_feed_forward else PlainExperts)(config)
+        width = (config.moe_intermediate_size or config.intermediate_size) * config.num_shared_experts
+        self.shared_experts = FeedForward(config, width) if width else None
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Map `(…, D)` to `(…, D)`."""
+        tokens_ND = hidden_states.flatten(0, -2)
+        _, weights_NP, index_NP = self.router(tokens_ND)
+        outputs_ND = self.experts(tokens_ND, index_NP, weights_NP)
+        if self.shared_experts is not None:
+            outputs_ND = outputs_ND + self.shared_experts(tokens_ND)
+        return outputs_ND.view_as(hidden_states)
+
+
+def load_balancing_loss(
+    router_logits: tuple[torch.Tensor, ...], top_k: int, attention_mask: torch.Tensor | None = None
+) -> torch.Tensor:
+    """How unevenly the experts are used (Fedus et al. 2021, equations 4 to 6), the mean over the layers.
+
+    E · Σ (share of the choices that fell on an expert) · (its mean probability): 1 when both are uniform, E when one
+    expert takes everything.
+
+    Args:
+        router_logits: `(N, E)` a layer.
+        top_k: experts a token.
+        attention_mask: `(B, T)` with B · T = N; padding does not count.
+    """
+    real_N = None if attention_mask is None else attention_mask.flatten().bool()
+    losses = []
+    for logits_NE in router_logits:
+        probabilities_NE = (logits_NE if real_N is None else logits_NE[real_N]).float().softmax(dim=-1)
+        choices_NP = probabilities_NE.topk(top_k, dim=-1).indices
+        share_E = nn.functional.one_hot(choices_NP, logits_NE.shape[-1]).float().mean(dim=(0, 1))
+        losses.append(logits_NE.shape[-1] * (share_E * probabilities_NE.mean(dim=0)).sum())
+    return torch.stack(losses).mean()
+
+
+def router_z_loss(
+    router_logits: tuple[torch.Tensor, ...], attention_mask: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Mean of the squared log-sum-exp of the router's logits, which keeps them small (Zoph et al. 2022, equation 5).
+
+    Arguments as for `load_balancing_loss`.
+    """
+    real_N = None if attention_mask is None else attention_mask.flatten().bool()
+    losses = [
+        (logits_NE if real_N is None else logits_NE[real_N]).float().logsumexp(dim=-1).square().mean()
+        for logits_NE in router_logits
+    ]
+    return torch.stack(losses).mean()

@@ -1,0 +1,29 @@
+"""The feed-forward of a block: plain or gated.
+
+Shapes: B batch, T positions, D hidden, F feed-forward.
+"""
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+from transformers.activations import ACT2FN
+
+
+class FeedForward(nn.Module):
+    """`down(act(up(x)))` (Vaswani et al. 2017), or gated `down(act(gate(x)) * up(x))` (Shazeer 2020)."""
+
+    def __init__(self, config: PreTrainedConfig, intermediate_size: int | None = None) -> None:
+        super().__init__()
+        size = intermediate_size or config.intermediate_size
+        bias = config.feed_forward_bias
+        self.gate_proj = nn.Linear(config.hidden_size, size, bias=bias) if config.gated_feed_forward else None
+        self.up_proj = nn.Linear(config.hidden_size, size, bias=bias)
+        self.down_proj = nn.Linear(size, config.hidden_size, bias=bias)
+        self.act_fn = ACT2FN[config.hidden_act]
+        self.dropout = nn.Dropout(config.activation_dropout)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Map `(…, D)` to `(…, D)`, each token by itself."""
+        up = self.up_proj(hidden_states)
+        inner = self.act_fn(up) if self.gate_proj is None else self.act_fn(self.gate_proj(hidden_states)) * up
+        return self.down_proj(self.dropout(inner))

@@ -1,0 +1,112 @@
+"""Linear attention: the softmax replaced by a feature map, so that the cost grows with the length, not its square.
+
+With φ(x) = elu(x) + 1, the output of a query is φ(q)ᵀ Σ φ(k) vᵀ ÷ φ(q)ᵀ Σ φ(k) (Katharopoulos et al. 2020). The two
+sums, over all keys or over the past ones, are all that a decoder has to remember. A column of ones beside the values
+keeps both in one state.
+
+Shapes: B batch, T positions, H heads, K key-value heads, C head size; W = C + 1, values and their ones.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.cache_utils import Cache
+
+from .attention import Mixer
+from .packing import Packing
+
+
+def feature_map(x: torch.Tensor) -> torch.Tensor:
+    """elu(x) + 1, which is positive."""
+    return nn.functional.elu(x) + 1
+
+
+class LinearAttention(Mixer):
+    """Linear attention, bidirectional or causal in chunks; its cache is a state of constant size."""
+
+    supports_position_bias = False
+    supports_cross_attention = False
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
+        attention_mask: Any = None,
+        position_bias: Any = None,
+        cache: Cache | None = None,
+        packing: Packing | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """Attend.
+
+        Args:
+            hidden_states: `(B, T, D)`, or the packed `(1, N, D)`.
+            position_embeddings: rotary cosines and sines.
+            attention_mask: `(B, T)`, zero at padding, or `None`; with `packing` a list, one a group.
+            position_bias: always `None`: there are no scores to add it to.
+            cache: the state of the past, updated in place.
+            packing: the documents of a packed pass.
+
+        Returns:
+            `(B, T, D)`, and `None`: there are no weights.
+        """
+        query = self.project_query(hidden_states, position_embeddings)
+        key, value = self.project_key_value(hidden_states, position_embeddings)
+        if packing is not None:
+            no_bias = [None] * len(packing.groups)
+            mixed, _ = self.attend_documents((query, key, value), attention_mask, no_bias, packing)
+        else:
+            mixed, _ = self.attend(query, key, value, attention_mask, None, cache=cache)
+        return self.output(mixed), None
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: Any,
+        position_bias: torch.Tensor | None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The formula above (see `Mixer.attend`), computed in float32 or better."""
+        dtype = torch.promote_types(torch.float32, query.dtype)
+        query_BHTC = feature_map(query.to(dtype))
+        key_BHTC = feature_map(key.to(dtype))
+        value_BHTW = nn.functional.pad(value.to(dtype), (0, 1), value=1.0)
+        if attention_mask is not None:
+            key_BHTC = key_BHTC * attention_mask[:, None, :, None].to(dtype)
+        key_BHTC, value_BHTW = (
+            x.repeat_interleave(self.num_key_value_groups, dim=1) for x in (key_BHTC, value_BHTW)
+        )
+        if self.is_causal:
+            sums_BHTW = self._causal(query_BHTC, key_BHTC, value_BHTW, kwargs.get("cache"))
+        else:
+            sums_BHTW = query_BHTC @ (key_BHTC.transpose(-1, -2) @ value_BHTW)
+        # A row without any key is 0 / 0; it shall be zero.
+        normaliser = sums_BHTW[..., -1:].clamp_min(torch.finfo(dtype).tiny)
+        return (sums_BHTW[..., :-1] / normaliser).to(query.dtype).transpose(1, 2), None
+
+    def _causal(
+        self, query_BHTC: torch.Tensor, key_BHTC: torch.Tensor, value_BHTW: torch.Tensor, cache: Cache | None
+    ) -> torch.Tensor:
+        """Sums over the past: within a chunk by masked scores, of earlier chunks by the state."""
+        state_BHCW = self._past_state(cache)
+        if state_BHCW is None:
+            state_BHCW = key_BHTC.new_zeros(*key_BHTC.shape[:2], key_BHTC.shape[-1], value_BHTW.shape[-1])
+        size = self.config.linear_chunk_size
+        sums = []
+        for query, key, value in zip(
+            query_BHTC.split(size, 2), key_BHTC.split(size, 2), value_BHTW.split(size, 2), strict=True
+        ):
+            within = (query @ key.transpose(-1, -2)).tril() @ value
+            sums.append(within + query @ state_BHCW)
+            state_BHCW = state_BHCW + key.transpose(-1, -2) @ value
+        if cache is not None:
+            cache.update_recurrent_state(state_BHCW, self.layer_idx)
+            # Hugging Face marks a state as present when it stores a convolution, which this mixer has not.
+            cache.layers[self.layer_idx].has_previous_state[0] = True
+        return torch.cat(sums, dim=2)
+
+    def _past_state(self, cache: Cache | None) -> torch.Tensor | None:
+        return None if cache is None else cache.get_recurrent_state(self.layer_idx)

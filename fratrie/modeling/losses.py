@@ -1,0 +1,129 @@
+"""The training losses: each is a sum over real targets divided by their number.
+
+The number is that of the batch, or `num_items_in_batch`, that of a global batch of which this one is a part: so
+neither micro-batches, nor packing, nor the number of processes change the loss.
+
+Shapes: B batch, T positions, V vocabulary, M labels.
+"""
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+
+IGNORED = -100
+
+
+def token_cross_entropy(
+    logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
+) -> torch.Tensor:
+    """Cross entropy of the tokens whose label is not -100; zero where there is none.
+
+    Args:
+        logits: `(…, V)`.
+        labels: `(…)`, token ids.
+        num_items_in_batch: number of targets to divide by.
+    """
+    logits = logits.flatten(0, -2).to(torch.promote_types(torch.float32, logits.dtype))
+    labels = labels.to(logits.device).flatten()
+    total = nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
+    return total / _count(labels, num_items_in_batch)
+
+
+def next_token_loss(
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    position_ids: torch.Tensor | None = None,
+    num_items_in_batch: torch.Tensor | int | None = None,
+) -> torch.Tensor:
+    """Cross entropy of each token given the ones before it in its document.
+
+    Args:
+        logits: `(B, T, V)`.
+        labels: `(B, T)`, not shifted.
+        position_ids: `(B or 1, T)`; a token at position 0 begins a document, so that nothing predicts it.
+        num_items_in_batch: number of targets to divide by.
+    """
+    return token_cross_entropy(
+        logits, shift_labels(labels, position_ids).to(logits.device), num_items_in_batch
+    )
+
+
+def shift_labels(labels: torch.Tensor, position_ids: torch.Tensor | None = None) -> torch.Tensor:
+    """Put under each position the label of the next one `(B, T)`, -100 where a document ends."""
+    if position_ids is not None:
+        labels = labels.masked_fill(position_ids.expand(labels.shape).to(labels.device) == 0, IGNORED)
+    return nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
+
+
+def share_of_batch(
+    labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
+) -> torch.Tensor | float:
+    """Part of the global batch's targets that `labels` holds: the weight of a loss that is a mean of its own."""
+    if num_items_in_batch is None:
+        return 1.0
+    return (labels != IGNORED).sum() / _count(labels, num_items_in_batch)
+
+
+def _count(labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None) -> torch.Tensor | int:
+    if num_items_in_batch is None:
+        return (labels != IGNORED).sum().clamp_min(1)
+    if isinstance(num_items_in_batch, torch.Tensor):
+        return num_items_in_batch.to(labels.device)
+    return num_items_in_batch
+
+
+def sequence_classification_loss(
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    config: PreTrainedConfig,
+    num_items_in_batch: torch.Tensor | int | None = None,
+) -> torch.Tensor:
+    """Loss of a sentence's labels, by `config.problem_type`.
+
+    Where that is `None` it is read from the first labels and kept: one output is a regression, labels in the shape of
+    the logits are several labels, others one label.
+
+    Args:
+        logits: `(B, M)`.
+        labels: `(B,)` for one label, `(B, M)` for several (numbers of any type) and for regression.
+        config: its `problem_type` and `pos_weight`.
+        num_items_in_batch: number of targets to divide by: sentences for one label, else sentences times M.
+
+    Raises:
+        ValueError: when the labels do not fit the logits.
+    """
+    labels = labels.to(logits.device)
+    logits = logits.to(torch.promote_types(torch.float32, logits.dtype))
+    if config.problem_type is None:
+        config.problem_type = _guess_problem_type(logits, labels)
+    if config.problem_type == "single_label_classification":
+        if labels.numel() != logits.shape[0]:
+            raise ValueError(
+                f"Labels of shape {tuple(labels.shape)} do not fit one label for each of {logits.shape[0]} sentences: "
+                "for several labels at once set config.problem_type='multi_label_classification'."
+            )
+        if int(labels.max()) >= logits.shape[-1]:
+            raise ValueError(
+                f"Label {int(labels.max())} lies outside the {logits.shape[-1]} labels of the model: set num_labels."
+            )
+        return token_cross_entropy(logits, labels.long().view(-1), num_items_in_batch)
+    if labels.numel() != logits.numel():
+        raise ValueError(
+            f"Labels of shape {tuple(labels.shape)} do not fit logits of shape {tuple(logits.shape)} for "
+            f"problem_type={config.problem_type!r}: give each sentence {logits.shape[-1]} numbers."
+        )
+    targets = labels.view_as(logits).to(logits.dtype)
+    if config.problem_type == "regression":
+        losses = (logits - targets).square()
+    else:
+        weight = None if config.pos_weight is None else logits.new_tensor(config.pos_weight)
+        losses = nn.functional.binary_cross_entropy_with_logits(
+            logits, targets, pos_weight=weight, reduction="none"
+        )
+    return losses.sum() / (losses.numel() if num_items_in_batch is None else num_items_in_batch)
+
+
+def _guess_problem_type(logits: torch.Tensor, labels: torch.Tensor) -> str:
+    if logits.shape[-1] == 1:
+        return "regression"
+    return "multi_label_classification" if labels.shape == logits.shape else "single_label_classification"

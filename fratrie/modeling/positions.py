@@ -1,0 +1,159 @@
+"""How a stack knows the order of its tokens.
+
+Learned and sinusoidal positions are added to the embeddings, rotary ones turn queries and keys, relative and ALiBi
+ones are added to the attention scores.
+
+Shapes: B batch, T queries, S keys, D hidden, H heads, C head size, R rotated part of a head.
+"""
+
+import math
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, dynamic_rope_update
+
+
+class LearnedPositions(nn.Embedding):
+    """A trained vector a position."""
+
+    def forward(self, position_ids_BT: torch.Tensor) -> torch.Tensor:
+        """Return the vectors `(B, T, D)` of the positions.
+
+        Raises:
+            ValueError: when a position lies beyond the table.
+        """
+        if not torch.compiler.is_compiling() and position_ids_BT.numel():
+            longest = int(position_ids_BT.max()) + 1
+            if longest > self.num_embeddings:
+                raise ValueError(
+                    f"A text of {longest} tokens is longer than the model's max_position_embeddings="
+                    f"{self.num_embeddings}: truncate it (truncation=True), or train with more positions."
+                )
+        return super().forward(position_ids_BT)
+
+
+class SinusoidalPositions(nn.Module):
+    """PE(pos, 2i) = sin(pos / 10000^(2i/D)), PE(pos, 2i+1) = cos of the same (Vaswani et al. 2017, section 3.5)."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.hidden_size = hidden_size
+
+    def forward(self, position_ids_BT: torch.Tensor) -> torch.Tensor:
+        """Return the encodings `(B, T, D)` of the positions, in float32."""
+        even = torch.arange(0, self.hidden_size, 2, device=position_ids_BT.device, dtype=torch.float32)
+        frequencies = torch.exp(even * (-math.log(10_000.0) / self.hidden_size))
+        angles_BTF = position_ids_BT[..., None].float() * frequencies
+        return torch.stack((angles_BTF.sin(), angles_BTF.cos()), dim=-1).flatten(-2)
+
+
+class FratrieRotaryEmbedding(nn.Module):
+    """Cosines and sines that turn queries and keys by their position (Su et al. 2021).
+
+    The frequencies come from Hugging Face's `rope_parameters`, with all its scaling types.
+    """
+
+    inv_freq: torch.Tensor
+    original_inv_freq: torch.Tensor
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        super().__init__()
+        self.config = config
+        # These four names are Hugging Face's contract for scaled rotary embeddings.
+        self.max_seq_len_cached = self.original_max_seq_len = config.max_position_embeddings
+        self.rope_type = config.rope_parameters["rope_type"]
+        self.rope_init_fn = ROPE_INIT_FUNCTIONS.get(self.rope_type, self.compute_default_rope_parameters)
+        inv_freq, self.attention_scaling = self.rope_init_fn(config)
+        self.register_buffer("inv_freq", inv_freq, persistent=False)
+        self.register_buffer("original_inv_freq", inv_freq.clone(), persistent=False)
+
+    @staticmethod
+    def compute_default_rope_parameters(
+        config: PreTrainedConfig, device: torch.device | None = None, **_: object
+    ) -> tuple[torch.Tensor, float]:
+        """Return the unscaled inverse frequencies `(R/2,)` and the factor 1."""
+        rotated = int(config.head_dim * config.rope_parameters.get("partial_rotary_factor", 1.0))
+        exponents = torch.arange(0, rotated, 2, dtype=torch.float32, device=device) / rotated
+        return config.rope_parameters["rope_theta"] ** -exponents, 1.0
+
+    @dynamic_rope_update
+    @torch.no_grad()
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cosines and sines `(B, T, R)` in the dtype of `x` for `position_ids` `(B, T)`."""
+        angles_BTR = position_ids[..., None].float() * self.inv_freq.to(device=x.device, dtype=torch.float32)
+        angles_BTR = torch.cat((angles_BTR, angles_BTR), dim=-1)
+        cos, sin = angles_BTR.cos() * self.attention_scaling, angles_BTR.sin() * self.attention_scaling
+        return cos.to(x.dtype), sin.to(x.dtype)
+
+
+def rotate(x_BHTC: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Turn the first R numbers of each head by its position; the rest stays as it is.
+
+    Number i forms a pair with number i + R/2, as in Hugging Face's Llama.
+    """
+    cos, sin = (part.unsqueeze(1) for part in position_embeddings)
+    rotated = cos.shape[-1]
+    turned, rest = x_BHTC[..., :rotated], x_BHTC[..., rotated:]
+    first, second = turned.chunk(2, dim=-1)
+    turned = turned * cos + torch.cat((-second, first), dim=-1) * sin
+    return turned if rest.shape[-1] == 0 else torch.cat((turned, rest), dim=-1)
+
+
+class RelativePositionBias(nn.Module):
+    """A trained number a head and a bucket of distances, added to the scores (T5: Raffel et al. 2020, section 2.1)."""
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        super().__init__()
+        self.bidirectional = not config.is_causal_stack
+        self.num_buckets = config.relative_num_buckets
+        self.max_distance = config.relative_max_distance
+        self.table = nn.Embedding(self.num_buckets, config.num_attention_heads)
+
+    def bucket(self, distance_TS: torch.Tensor) -> torch.Tensor:
+        """Bucket of each distance `key position - query position`.
+
+        Half of the buckets of a direction hold one distance each, the others grow with its logarithm up to
+        `max_distance`. Bidirectional stacks split the buckets between the two directions.
+        """
+        buckets = self.num_buckets
+        offset = torch.zeros_like(distance_TS)
+        if self.bidirectional:
+            buckets //= 2
+            offset = (distance_TS > 0).long() * buckets
+            distance_TS = distance_TS.abs()
+        else:
+            distance_TS = (-distance_TS).clamp_min(0)
+        exact = buckets // 2
+        growth = torch.log(distance_TS.float().clamp_min(1) / exact) / math.log(self.max_distance / exact)
+        far = (exact + (growth * (buckets - exact)).long()).clamp_max(buckets - 1)
+        return offset + torch.where(distance_TS < exact, distance_TS, far)
+
+    def forward(self, query_positions_T: torch.Tensor, key_positions_S: torch.Tensor) -> torch.Tensor:
+        """Return the bias `(1, H, T, S)`."""
+        buckets_TS = self.bucket(key_positions_S[None, :] - query_positions_T[:, None])
+        return self.table(buckets_TS).permute(2, 0, 1).unsqueeze(0)
+
+
+class AlibiPositionBias(nn.Module):
+    """A fixed penalty that grows with the distance, at another slope a head (Press et al. 2022)."""
+
+    slopes_H: torch.Tensor
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        super().__init__()
+        self.num_heads = config.num_attention_heads
+        self.register_buffer("slopes_H", self.compute_slopes(), persistent=False)
+
+    def compute_slopes(self) -> torch.Tensor:
+        """The paper's slopes: a geometric sequence, for other numbers of heads than powers of two filled up from
+        the next longer one."""
+        power = 2 ** math.floor(math.log2(self.num_heads))
+        slopes = [2 ** (-8 * (head + 1) / power) for head in range(power)]
+        longer = [2 ** (-4 * (head + 1) / power) for head in range(0, 2 * power, 2)]
+        return torch.tensor((slopes + longer)[: self.num_heads], dtype=torch.float32)
+
+    def forward(self, query_positions_T: torch.Tensor, key_positions_S: torch.Tensor) -> torch.Tensor:
+        """Return the bias `(1, H, T, S)` in float32."""
+        distance_TS = (key_positions_S[None, :] - query_positions_T[:, None]).abs()
+        return -(self.slopes_H[:, None, None] * distance_TS).unsqueeze(0)

@@ -1,0 +1,258 @@
+"""The encoder-decoder: an encoder, and a decoder that attends to its states.
+
+Shapes: B batch, S positions of the input, T positions of the output, D hidden, V vocabulary.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.cache_utils import Cache
+from transformers.generation import GenerationMixin
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_utils import PreTrainedModel
+from transformers.utils.deprecation import deprecate_kwarg
+from transformers.utils.generic import can_return_tuple
+
+from .configuration import FratrieSeq2SeqConfig
+from .decoder import FratrieDecoderModel
+from .encoder import FratrieEncoderModel
+from .losses import IGNORED, share_of_batch, token_cross_entropy
+from .outputs import FratrieModelOutput, FratrieSeq2SeqLMOutput, FratrieSeq2SeqModelOutput
+from .stack import FratriePreTrainedModel
+
+
+class FratrieSeq2SeqPreTrainedModel(FratriePreTrainedModel):
+    """What the encoder-decoder models share: tied weights, resizing, the shift of the labels."""
+
+    config: FratrieSeq2SeqConfig
+    _can_record_outputs = {}  # noqa: RUF012 (each stack records its own)
+
+    @property
+    def stacks(self) -> "FratrieSeq2SeqModel":
+        """The bare encoder-decoder."""
+        raise NotImplementedError
+
+    def get_encoder(self, modality: str | None = None) -> FratrieEncoderModel:
+        """Return the encoder."""
+        return self.stacks.encoder
+
+    def get_decoder(self) -> FratrieDecoderModel:
+        """Return the decoder."""
+        return self.stacks.decoder
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the encoder's token embedding."""
+        return self.stacks.encoder.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Set the token embedding of the encoder, and of the decoder where they share it."""
+        self.stacks.encoder.embed_tokens = value
+        if self.config.share_embeddings:
+            self.stacks.decoder.embed_tokens = value
+
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any
+    ) -> nn.Embedding:
+        """Resize the vocabulary of both stacks (see Hugging Face's method).
+
+        Raises:
+            ValueError: when encoder and decoder have vocabularies of their own.
+        """
+        if new_num_tokens is not None and not self.config.share_embeddings:
+            raise ValueError(
+                "share_embeddings=False: resize the vocabularies of encoder and decoder one by one."
+            )
+        embeddings = super().resize_token_embeddings(new_num_tokens, *args, **kwargs)
+        size = embeddings.weight.shape[0]
+        self.config.vocab_size = self.config.encoder.vocab_size = self.config.decoder.vocab_size = size
+        return embeddings
+
+    def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
+        """Shift the labels `(B, T)` to the right, behind the start token; -100 becomes padding.
+
+        Raises:
+            ValueError: when the configuration has no start or no padding token.
+        """
+        start, pad = self.config.decoder_start_token_id, self.config.pad_token_id
+        if start is None or pad is None:
+            raise ValueError(
+                f"decoder_start_token_id={start} and pad_token_id={pad} must be set to make decoder inputs of labels."
+            )
+        shifted = nn.functional.pad(labels[:, :-1], (1, 0), value=start)
+        return shifted.masked_fill(shifted == IGNORED, pad)
+
+
+class FratrieSeq2SeqModel(FratrieSeq2SeqPreTrainedModel):
+    """The bare encoder-decoder (Vaswani et al. 2017)."""
+
+    def __init__(self, config: FratrieSeq2SeqConfig) -> None:
+        super().__init__(config)
+        self.encoder = FratrieEncoderModel(config.encoder)
+        self.decoder = FratrieDecoderModel(config.decoder)
+        self.post_init()
+
+    @property
+    def stacks(self) -> "FratrieSeq2SeqModel":
+        """The bare encoder-decoder: the model itself."""
+        return self
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        """Return the decoder's embedding as tied to the encoder's, where the configuration shares them."""
+        shared = {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"}
+        return shared if self.config.share_embeddings else {}
+
+    @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.Tensor | None = None,
+        decoder_attention_mask: Any = None,
+        encoder_outputs: Any = None,
+        cache: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        decoder_inputs_embeds: torch.Tensor | None = None,
+        decoder_position_ids: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> FratrieSeq2SeqModelOutput:
+        """Encode the input, unless `encoder_outputs` is given, and decode.
+
+        Args:
+            input_ids: `(B, S)`; or give `inputs_embeds` or `encoder_outputs`.
+            attention_mask: `(B, S)`, zero at padding.
+            decoder_input_ids: `(B, T)`; or give `decoder_inputs_embeds`.
+            decoder_attention_mask: `(B, past + T)`, zero at padding.
+            encoder_outputs: output of the encoder, or a tuple that begins with its last hidden state.
+            cache: the decoder's past, extended in place.
+            inputs_embeds, decoder_inputs_embeds: in the place of the token embeddings.
+            decoder_position_ids: `(B or 1, T)`.
+            use_cache: return a cache.
+            **kwargs: as for `FratrieEncoderModel`, for both stacks.
+
+        Returns:
+            `last_hidden_state` `(B, T, D)` of the decoder, `cache`, and what was asked for of both stacks.
+        """
+        if encoder_outputs is None:
+            encoder_outputs = self.encoder(
+                input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
+            )
+        elif not isinstance(encoder_outputs, BaseModelOutput):
+            encoder_outputs = FratrieModelOutput(last_hidden_state=encoder_outputs[0])
+        decoder_outputs = self.decoder(
+            input_ids=decoder_input_ids,
+            attention_mask=decoder_attention_mask,
+            position_ids=decoder_position_ids,
+            cache=cache,
+            inputs_embeds=decoder_inputs_embeds,
+            encoder_hidden_states=encoder_outputs.last_hidden_state,
+            encoder_attention_mask=attention_mask,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        return FratrieSeq2SeqModelOutput(
+            last_hidden_state=decoder_outputs.last_hidden_state,
+            cache=decoder_outputs.cache,
+            decoder_hidden_states=decoder_outputs.hidden_states,
+            decoder_attentions=decoder_outputs.attentions,
+            cross_attentions=decoder_outputs.cross_attentions,
+            encoder_last_hidden_state=encoder_outputs.last_hidden_state,
+            encoder_hidden_states=encoder_outputs.hidden_states,
+            encoder_attentions=encoder_outputs.attentions,
+            encoder_router_logits=getattr(encoder_outputs, "router_logits", None),
+            decoder_router_logits=decoder_outputs.router_logits,
+        )
+
+
+class FratrieSeq2SeqForConditionalGeneration(FratrieSeq2SeqPreTrainedModel, GenerationMixin):
+    """The encoder-decoder with a head that predicts the next token of the output."""
+
+    def __init__(self, config: FratrieSeq2SeqConfig) -> None:
+        super().__init__(config)
+        self.model = FratrieSeq2SeqModel(config)
+        self.lm_head = nn.Linear(config.decoder.hidden_size, config.decoder.vocab_size, bias=False)
+        self.post_init()
+
+    @property
+    def stacks(self) -> FratrieSeq2SeqModel:
+        """The bare encoder-decoder."""
+        return self.model
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        """Return the head as tied to the decoder's embedding, besides what the bare model ties."""
+        tied = PreTrainedModel.get_expanded_tied_weights_keys(self, all_submodels) if all_submodels else {}
+        if self.config.tie_word_embeddings:
+            stack = "encoder" if self.config.share_embeddings else "decoder"
+            tied["lm_head.weight"] = f"model.{stack}.embed_tokens.weight"
+        return tied
+
+    @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.Tensor | None = None,
+        cache: Cache | None = None,
+        labels: torch.Tensor | None = None,
+        output_router_logits: bool | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> FratrieSeq2SeqLMOutput:
+        """Score every token of the vocabulary as the next one of the output.
+
+        Args:
+            labels: `(B, T)` ids of the output, -100 at padding; without decoder inputs these are made of them.
+            output_router_logits: return the router logits of sparse layers.
+            num_items_in_batch: number of targets of the global batch, to divide the loss by.
+            input_ids, attention_mask, decoder_input_ids, cache, **kwargs: as for `FratrieSeq2SeqModel`.
+
+        Returns:
+            `loss`, `logits` `(B, T, V)` and `cache`.
+        """
+        if labels is not None and decoder_input_ids is None and kwargs.get("decoder_inputs_embeds") is None:
+            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            decoder_input_ids=decoder_input_ids,
+            cache=cache,
+            output_router_logits=any(
+                stack.needs_router_logits(labels, output_router_logits)
+                for stack in (self.model.encoder, self.model.decoder)
+            ),
+            **kwargs,
+        )
+        logits = self.lm_head(outputs.last_hidden_state)
+        encoder_router = self.model.encoder.router_losses(outputs.encoder_router_logits, attention_mask)
+        decoder_router = self.model.decoder.router_losses(
+            outputs.decoder_router_logits, kwargs.get("decoder_attention_mask")
+        )
+        loss = None
+        if labels is not None:
+            loss = token_cross_entropy(logits, labels, num_items_in_batch)
+            share = share_of_batch(labels, num_items_in_batch)
+            loss = self.model.encoder.add_router_losses(loss, encoder_router, share)
+            loss = self.model.decoder.add_router_losses(loss, decoder_router, share)
+        return FratrieSeq2SeqLMOutput(
+            loss=loss,
+            logits=logits,
+            cache=outputs.cache,
+            decoder_hidden_states=outputs.decoder_hidden_states,
+            decoder_attentions=outputs.decoder_attentions,
+            cross_attentions=outputs.cross_attentions,
+            encoder_last_hidden_state=outputs.encoder_last_hidden_state,
+            encoder_hidden_states=outputs.encoder_hidden_states,
+            encoder_attentions=outputs.encoder_attentions,
+            aux_loss=_mean(encoder_router[0], decoder_router[0]),
+            z_loss=_mean(encoder_router[1], decoder_router[1]),
+            encoder_router_logits=outputs.encoder_router_logits,
+            decoder_router_logits=outputs.decoder_router_logits,
+        )
+
+
+def _mean(*losses: torch.Tensor | None) -> torch.Tensor | None:
+    known = [loss for loss in losses if loss is not None]
+    return torch.stack(known).mean() if known else None

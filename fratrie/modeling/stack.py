@@ -1,0 +1,355 @@
+"""What encoder and decoder share: the pre-trained base class and the stack of blocks.
+
+Shapes: B batch, T positions, S keys, N real tokens, D hidden, E experts.
+"""
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers import initialization as init
+from transformers.cache_utils import Cache
+from transformers.masking_utils import (
+    create_bidirectional_mask,
+    create_bidirectional_sliding_window_mask,
+    create_causal_mask,
+    create_recurrent_attention_mask,
+    create_sliding_window_causal_mask,
+)
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from .attention import CrossAttention, SoftmaxAttention
+from .block import Block
+from .configuration import FratrieConfig
+from .experts import Router, _Experts, load_balancing_loss, router_z_loss
+from .normalization import build_norm
+from .outputs import FratrieModelOutput
+from .packing import PACKED_KWARGS, Packing, find_packing
+from .positions import (
+    AlibiPositionBias,
+    FratrieRotaryEmbedding,
+    LearnedPositions,
+    RelativePositionBias,
+    SinusoidalPositions,
+)
+
+_MASKS = {
+    ("full_attention", True): create_causal_mask,
+    ("full_attention", False): create_bidirectional_mask,
+    ("sliding_attention", True): create_sliding_window_causal_mask,
+    ("sliding_attention", False): create_bidirectional_sliding_window_mask,
+    ("linear_attention", True): create_recurrent_attention_mask,
+    ("linear_attention", False): create_recurrent_attention_mask,
+}
+
+
+class FratriePreTrainedModel(PreTrainedModel):
+    """Base class of all Fratrie models: initialisation, and what they support of Hugging Face's machinery."""
+
+    config: Any
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["Block"]  # noqa: RUF012 (Hugging Face's form)
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+    # Hugging Face would look for the experts in the source of the model's own file, where they are not.
+    _can_set_experts_implementation_cached_value = True
+    _can_record_outputs = {  # noqa: RUF012
+        "hidden_states": Block,
+        "attentions": OutputRecorder(SoftmaxAttention, index=1, layer_name="mixer"),
+        "cross_attentions": OutputRecorder(CrossAttention, index=1),
+        "router_logits": OutputRecorder(Router, index=0),
+    }
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, (Router, _Experts)):
+            for weight in module.parameters(recurse=False):
+                init.normal_(weight, mean=0.0, std=self.config.initializer_range)
+        elif isinstance(module, AlibiPositionBias):
+            init.copy_(module.slopes_H, module.compute_slopes())
+
+    def _flash_attn_can_dispatch(self, *args: Any, **kwargs: Any) -> bool:
+        position_type = getattr(self.config, "position_type", None)
+        if position_type in ("relative", "alibi"):
+            raise ValueError(
+                f"position_type={position_type!r} adds a bias to the attention scores, which flash attention cannot: "
+                "use attn_implementation='sdpa', or rotary positions."
+            )
+        return super()._flash_attn_can_dispatch(*args, **kwargs)
+
+    def _grouped_mm_can_dispatch(self) -> bool:
+        sizes = [module.intermediate_dim for module in self.modules() if isinstance(module, _Experts)]
+        sizes += [self.config.hidden_size] if hasattr(self.config, "hidden_size") else []
+        sizes += [getattr(self.config, "moe_intermediate_size", None) or 0]
+        if any(size % 8 for size in sizes):
+            raise ValueError(
+                f"experts_implementation='grouped_mm' needs sizes that are multiples of 8, not {sizes}: "
+                "use 'eager' or 'batched_mm'."
+            )
+        return super()._grouped_mm_can_dispatch()
+
+    def router_losses(
+        self, router_logits: tuple[torch.Tensor, ...] | None, attention_mask: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Return the load-balancing and the z loss over real tokens, `None` without sparse layers."""
+        if not router_logits:
+            return None, None
+        mask = (
+            attention_mask if isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 2 else None
+        )
+        balance = load_balancing_loss(router_logits, self.config.num_experts_per_tok, mask)
+        return balance, router_z_loss(router_logits, mask)
+
+    def needs_router_logits(self, labels: torch.Tensor | None, requested: bool | None) -> bool:
+        """Whether a pass has to record the router: asked for, or part of the training loss."""
+        requested = self.config.output_router_logits if requested is None else requested
+        return "sparse" in self.config.mlp_layer_types and (
+            requested or (self.training and labels is not None)
+        )
+
+    def add_router_losses(
+        self,
+        loss: torch.Tensor | None,
+        losses: tuple[torch.Tensor | None, torch.Tensor | None],
+        share: torch.Tensor | float,
+    ) -> torch.Tensor | None:
+        """Add the weighted router losses to a training loss, `share` of them (see `losses.share_of_batch`)."""
+        balance, z_loss = losses
+        if loss is None or balance is None or z_loss is None or not self.training:
+            return loss
+        extra = self.config.router_aux_loss_coef * balance + self.config.router_z_loss_coef * z_loss
+        return loss + (share * extra).to(loss.device)
+
+
+class FratrieStack(FratriePreTrainedModel):
+    """Embeddings, blocks and final norm. Encoder and decoder say which inputs they take."""
+
+    config: FratrieConfig
+
+    def __init__(self, config: FratrieConfig) -> None:
+        super().__init__(config)
+        norm = partial(build_norm, size=config.hidden_size, eps=config.norm_eps, bias=config.norm_bias)
+        types = getattr(config, "type_vocab_size", 0)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        self.embed_token_types = nn.Embedding(types, config.hidden_size) if types else None
+        self.embed_positions: nn.Module | None = None
+        self.rotary_emb: nn.Module | None = None
+        self.position_bias: nn.Module | None = None
+        match config.position_type:
+            case "learned":
+                self.embed_positions = LearnedPositions(config.max_position_embeddings, config.hidden_size)
+            case "sinusoidal":
+                self.embed_positions = SinusoidalPositions(config.hidden_size)
+            case "rotary":
+                self.rotary_emb = FratrieRotaryEmbedding(config)
+            case "relative":
+                self.position_bias = RelativePositionBias(config)
+            case "alibi":
+                self.position_bias = AlibiPositionBias(config)
+        self.embedding_norm = norm(config.embedding_norm)
+        self.embedding_dropout = nn.Dropout(config.embedding_dropout)
+        self.layers = nn.ModuleList(Block(config, index) for index in range(config.num_hidden_layers))
+        self.norm = norm(config.final_norm)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def embed(
+        self,
+        input_ids: torch.Tensor | None,
+        inputs_embeds: torch.Tensor | None,
+        token_type_ids: torch.Tensor | None,
+        position_ids: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Token embeddings (scaled) + positions + token types, normed: `(B, T, D)`."""
+        hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if self.config.scale_embeddings:
+            hidden_states = hidden_states * math.sqrt(self.config.hidden_size)
+        if self.embed_positions is not None:
+            hidden_states = hidden_states + self.embed_positions(position_ids).to(hidden_states.dtype)
+        if self.embed_token_types is not None:
+            if token_type_ids is None:
+                token_type_ids = torch.zeros(
+                    hidden_states.shape[:2], dtype=torch.long, device=hidden_states.device
+                )
+            hidden_states = hidden_states + self.embed_token_types(token_type_ids)
+        elif token_type_ids is not None and bool(token_type_ids.any()):
+            raise ValueError(
+                "token_type_ids given, but the model has none: set type_vocab_size in its configuration."
+            )
+        return self.embedding_dropout(self.embedding_norm(hidden_states))
+
+    def find_documents(
+        self,
+        shape: tuple[int, int],
+        attention_mask: Any,
+        position_ids: torch.Tensor | None,
+        kwargs: dict[str, Any],
+    ) -> Packing | None:
+        """Read the documents of an input without cache, and drop the packing hints from `kwargs`.
+
+        Returns:
+            The packing of packed rows, and of padded ones where `config.unpad_inputs`; else `None`.
+        """
+        hints = {name: kwargs.pop(name, None) for name in PACKED_KWARGS}
+        if isinstance(attention_mask, dict):
+            return None
+        packing = find_packing(
+            shape,
+            attention_mask,
+            position_ids,
+            hints["cu_seq_lens_q"],
+            one_group=bool(kwargs.get("output_attentions", self.config.output_attentions)),
+        )
+        padding_only = packing is not None and not packing.has_packed_rows
+        return None if padding_only and not self.config.unpad_inputs else packing
+
+    def default_positions(
+        self, inputs: torch.Tensor, attention_mask: Any, cache: Cache | None = None
+    ) -> torch.Tensor | None:
+        """Positions `(B or 1, T)` of the inputs in their row, padding not counted; `None` where nothing needs them."""
+        if self.embed_positions is None and self.rotary_emb is None:
+            return None
+        length = inputs.shape[1]
+        if isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 2:
+            return (attention_mask.long().cumsum(-1) - 1).clamp_min(0)[:, -length:]
+        past = 0 if cache is None else past_length(cache)
+        return (torch.arange(length, device=inputs.device) + past).unsqueeze(0)
+
+    def build_mask(
+        self,
+        layer_type: str,
+        states: torch.Tensor,
+        attention_mask: Any,
+        cache: Cache | None = None,
+        position_ids: torch.Tensor | None = None,
+    ) -> Any:
+        """The mask of a layer type in the form that the attention implementation takes."""
+        if isinstance(attention_mask, dict):
+            return attention_mask[layer_type]
+        return _MASKS[layer_type, self.config.is_causal_stack](
+            self.config, states, attention_mask, cache=cache, position_ids=position_ids
+        )
+
+    def build_bias(self, layer_type: str, length: int, cache: Cache | None = None) -> torch.Tensor | None:
+        """Position bias `(1, H, T, S)` of a layer type; positions are places in the row, of which only the distance
+        counts."""
+        if self.position_bias is None:
+            return None
+        device = self.embed_tokens.weight.device
+        layer_idx = self.config.layer_types.index(layer_type)
+        offset, (keys, key_offset) = 0, (length, 0)
+        if cache is not None:
+            offset, (keys, key_offset) = (
+                cache.get_query_offset(layer_idx),
+                cache.get_mask_sizes(length, layer_idx),
+            )
+        queries = torch.arange(length, device=device) + offset
+        return self.position_bias(queries, torch.arange(keys, device=device) + key_offset)
+
+    @capture_outputs
+    def run(
+        self,
+        hidden_states: torch.Tensor,
+        position_ids: torch.Tensor | None,
+        masks: dict[str, Any],
+        biases: dict[str, Any],
+        **kwargs: Any,
+    ) -> FratrieModelOutput:
+        """Pass embedded tokens `(B, T, D)` through the blocks; `masks` and `biases` by layer type."""
+        turn = None if self.rotary_emb is None else self.rotary_emb(hidden_states, position_ids=position_ids)
+        for layer, layer_type in zip(self.layers, self.config.layer_types, strict=True):
+            hidden_states = layer(
+                hidden_states,
+                position_embeddings=turn,
+                attention_mask=masks[layer_type],
+                position_bias=biases[layer_type],
+                **kwargs,
+            )
+        return FratrieModelOutput(last_hidden_state=self.norm(hidden_states))
+
+    def run_packed(
+        self,
+        packing: Packing,
+        inputs: dict[str, torch.Tensor | None],
+        **kwargs: Any,
+    ) -> FratrieModelOutput:
+        """Embed and run the real tokens of a batch alone; the outputs come back in the caller's form."""
+        packed = {name: None if x is None else packing.pack(x) for name, x in inputs.items()}
+        position_ids = packing.positions_N.unsqueeze(0)
+        hidden_states = self.embed(**packed, position_ids=position_ids)
+        masks, biases = {}, {}
+        for layer_type in set(self.config.layer_types):
+            # A causal kernel never looks at the padding after a document; others need the mask.
+            causal = self.config.is_causal_stack
+            masks[layer_type] = [
+                self.build_mask(
+                    layer_type,
+                    hidden_states.new_empty(*group.mask_GL.shape, 1),
+                    None if causal else group.mask_GL,
+                )
+                for group in packing.groups
+            ]
+            biases[layer_type] = [
+                self.build_bias(layer_type, group.mask_GL.shape[1]) for group in packing.groups
+            ]
+        return packing.restore(
+            self.run(hidden_states, position_ids, masks, biases, packing=packing, **kwargs)
+        )
+
+    def run_rows(
+        self,
+        inputs: dict[str, torch.Tensor | None],
+        attention_mask: Any,
+        position_ids: torch.Tensor | None,
+        cache: Cache | None = None,
+        **kwargs: Any,
+    ) -> FratrieModelOutput:
+        """Embed and run the rows of a batch as they are, padding included, after the past in `cache`."""
+        states = next(x for x in (inputs["input_ids"], inputs["inputs_embeds"]) if x is not None)
+        positions = (
+            self.default_positions(states, attention_mask, cache) if position_ids is None else position_ids
+        )
+        hidden_states = self.embed(**inputs, position_ids=positions)
+        types = set(self.config.layer_types)
+        masks = {
+            kind: self.build_mask(kind, hidden_states, attention_mask, cache, position_ids) for kind in types
+        }
+        biases = {kind: self.build_bias(kind, hidden_states.shape[1], cache) for kind in types}
+        return self.run(hidden_states, positions, masks, biases, cache=cache, **kwargs)
+
+
+def past_length(cache: Cache) -> int | torch.Tensor:
+    """Number of tokens a cache has seen.
+
+    Raises:
+        ValueError: when all layers are linear: their states have no length.
+    """
+    try:
+        return cache.get_seq_length()
+    except ValueError as error:
+        if not cache.has_previous_state():
+            return 0
+        raise ValueError(
+            "The states of linear attention do not know how many tokens they have seen: pass position_ids, or the "
+            "attention_mask of all tokens."
+        ) from error
+
+
+def input_shape(input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> tuple[int, int]:
+    """`(B, T)` of whichever of the two is given.
+
+    Raises:
+        ValueError: when none or both are.
+    """
+    if (input_ids is None) == (inputs_embeds is None):
+        raise ValueError("Give exactly one of input_ids and inputs_embeds.")
+    batch, length = (input_ids if inputs_embeds is None else inputs_embeds).shape[:2]  # type: ignore[union-attr]
+    return batch, length
