@@ -48,8 +48,7 @@ class Mixer(nn.Module):
         self.v_proj = nn.Linear(key_value_size, group_size, bias=config.attention_bias)
         self.o_proj = nn.Linear(query_size, config.hidden_size, bias=config.attention_output_bias)
         self.query_norm, self.key_norm = (
-            build_norm(config.query_key_norm, self.head_dim, config.norm_eps, config.norm_bias)
-            for _ in range(2)
+            build_norm(config.query_key_norm, self.head_dim, config.norm_eps, config.norm_bias) for _ in range(2)
         )
 
     def split_heads(self, x_BTX: torch.Tensor) -> torch.Tensor:
@@ -86,8 +85,9 @@ class Mixer(nn.Module):
         """Run the kernel on each group of documents; `states` are query, key and value `(1, heads, N, C)`."""
 
         def attend(*rows_and_group: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-            *rows_GLHC, mask, bias = rows_and_group
-            return self.attend(*(rows.transpose(1, 2) for rows in rows_GLHC), mask, bias, **kwargs)
+            query, key, value, mask, bias = rows_and_group
+            query, key, value = (rows_GLHC.transpose(1, 2) for rows_GLHC in (query, key, value))
+            return self.attend(query, key, value, mask, bias, **kwargs)
 
         return map_groups(attend, packing, [x.transpose(1, 2) for x in states], (masks, biases))
 
@@ -217,7 +217,7 @@ class CrossAttention(SoftmaxAttention):
     def _cached_key_value(
         self, encoder_hidden_states: torch.Tensor, cache: EncoderDecoderCache
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        layers = cache.cross_attention_cache.layers
+        layers: list[Any] = cache.cross_attention_cache.layers
         if not cache.is_updated.get(self.layer_idx):
             # Caches are laid out by the decoder's layer types, but an encoder's states never slide or recur.
             if self.layer_idx < len(layers) and type(layers[self.layer_idx]) not in (
@@ -233,7 +233,7 @@ class CrossAttention(SoftmaxAttention):
 
 
 def eager_attention_forward(
-    module: nn.Module,
+    module: Mixer,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,

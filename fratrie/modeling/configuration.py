@@ -17,9 +17,24 @@ Pooling = Literal["first", "mean", "last"]
 
 # What Hugging Face itself hands to a config besides its declared fields.
 _LIBRARY_FIELDS = frozenset(
-    "model_type name_or_path torch_dtype attn_implementation experts_implementation output_attentions num_labels "
-    "rope_theta rope_scaling auto_map custom_pipelines task_specific_params quantization_config tokenizer_class "
-    "finetuning_task pruned_heads tie_last_hidden_states peft_config".split()
+    {
+        "architectures",
+        "attn_implementation",
+        "auto_map",
+        "custom_pipelines",
+        "experts_implementation",
+        "finetuning_task",
+        "model_type",
+        "name_or_path",
+        "num_labels",
+        "output_attentions",
+        "quantization_config",
+        "rope_scaling",
+        "rope_theta",
+        "task_specific_params",
+        "tokenizer_class",
+        "torch_dtype",
+    }
 )
 
 
@@ -114,7 +129,7 @@ class FratrieConfig(PreTrainedConfig):
             family-relations pipeline.
     """
 
-    default_theta: ClassVar[float] = 10_000.0
+    default_theta = 10_000.0
     is_causal_stack: ClassVar[bool] = False
 
     vocab_size: int = 8192
@@ -232,7 +247,7 @@ class FratrieConfig(PreTrainedConfig):
             value = getattr(self, name)
             self._require(value is not None and value > 0, f"{name}={value} must be at least 1.")
         self._require(
-            self.num_attention_heads % self.num_key_value_heads == 0,
+            self.num_attention_heads % (self.num_key_value_heads or 1) == 0,
             f"num_attention_heads={self.num_attention_heads} is not a multiple of num_key_value_heads="
             f"{self.num_key_value_heads}: each key-value head serves the same number of query heads.",
         )
@@ -255,10 +270,10 @@ class FratrieConfig(PreTrainedConfig):
                           f"{self.hidden_size}.")  # fmt: skip
         if self.position_type == "rotary":
             self._require(
-                self.head_dim % 2 == 0, f"rotary positions need an even head_dim, not {self.head_dim}."
+                (self.head_dim or 0) % 2 == 0, f"rotary positions need an even head_dim, not {self.head_dim}."
             )
             self._require(
-                "rope_type" in self.rope_parameters,
+                "rope_type" in (self.rope_parameters or {}),
                 f"rope_parameters={self.rope_parameters} differ by layer type, which is not supported: give one set.",
             )
         if self.position_type == "relative":
@@ -273,17 +288,15 @@ class FratrieConfig(PreTrainedConfig):
 
     def _validate_mixers(self) -> None:
         known = ", ".join(sorted(MIXERS))
-        for index, layer_type in enumerate(self.layer_types):
-            self._require(
-                layer_type in MIXERS, f"layer_types[{index}]={layer_type!r} is unknown: use {known}."
-            )
+        for index, layer_type in enumerate(self.layer_types or []):
+            self._require(layer_type in MIXERS, f"layer_types[{index}]={layer_type!r} is unknown: use {known}.")
             mixer = MIXERS[layer_type]
             self._require(
                 mixer.supports_position_bias or self.position_type not in ("relative", "alibi"),
                 f"layer_types[{index}]={layer_type!r} takes no position bias, as position_type="
                 f"{self.position_type!r} needs: choose another position_type, or another layer type.",
             )
-        sliding = "sliding_attention" in self.layer_types
+        sliding = "sliding_attention" in (self.layer_types or [])
         self._require(
             not sliding or (self.sliding_window or 0) > 0,
             f"layer_types has sliding layers, but sliding_window={self.sliding_window}: set it to a positive size.",
@@ -302,13 +315,9 @@ class FratrieConfig(PreTrainedConfig):
         for name in ("hidden_act", "classifier_activation"):
             activation = getattr(self, name)
             close = difflib.get_close_matches(activation, ACT2FN, n=3)
-            hint = (
-                f": did you mean {', '.join(close)}?"
-                if close
-                else f": choose from {', '.join(sorted(ACT2FN))}."
-            )
+            hint = f": did you mean {', '.join(close)}?" if close else f": choose from {', '.join(sorted(ACT2FN))}."
             self._require(activation in ACT2FN, f"{name}={activation!r} is unknown{hint}")
-        sparse = "sparse" in self.mlp_layer_types
+        sparse = "sparse" in (self.mlp_layer_types or [])
         self._require(
             not sparse or self.num_experts > 0,
             f"mlp_layer_types has sparse layers, but num_experts={self.num_experts}: set num_experts.",
@@ -338,9 +347,7 @@ class FratrieConfig(PreTrainedConfig):
             self.pos_weight is None or self.problem_type in (None, "multi_label_classification"),
             f"pos_weight is for multi-label classification, but problem_type={self.problem_type!r}.",
         )
-        self._require(
-            all(w > 0 for w in self.pos_weight or []), f"pos_weight={self.pos_weight} must be positive."
-        )
+        self._require(all(w > 0 for w in self.pos_weight or []), f"pos_weight={self.pos_weight} must be positive.")
         self._require(
             all(0 <= t <= 1 for t in self.label_thresholds or []),
             f"label_thresholds={self.label_thresholds} must lie in [0, 1].",
@@ -451,10 +458,7 @@ class FratrieSeq2SeqConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         shared = {name: kwargs.pop(name) for name in list(kwargs) if name in _STACK_FIELDS}
         reject_unknown_fields(self, kwargs)
-        top = {
-            name: getattr(self, name)
-            for name in ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")
-        }
+        top = {name: getattr(self, name) for name in ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")}
         layout = {
             "position_type": "sinusoidal",
             "hidden_act": "relu",
@@ -465,29 +469,30 @@ class FratrieSeq2SeqConfig(PreTrainedConfig):
             stack = getattr(self, name)
             if not isinstance(stack, PreTrainedConfig):
                 saved = stack is not None and "model_type" in stack  # as read from a config.json, complete
-                base = (
-                    {} if saved else {**layout, "initializer_range": self.initializer_range, **top, **shared}
-                )
+                base = {} if saved else {**layout, "initializer_range": self.initializer_range, **top, **shared}
                 stack = self.sub_configs_defaults[name].config_class(**{**base, **own, **(stack or {})})
                 setattr(self, name, stack)
-        self.vocab_size = self.decoder.vocab_size
-        self.decoder.cross_attention_hidden_size = self.encoder.hidden_size
+        encoder, decoder = self.stacks
+        self.vocab_size = decoder.vocab_size
+        decoder.cross_attention_hidden_size = encoder.hidden_size
         if self.decoder_start_token_id is None:
             self.decoder_start_token_id = self.pad_token_id
         super().__post_init__(**kwargs)
 
+    @property
+    def stacks(self) -> tuple[FratrieEncoderConfig, FratrieDecoderConfig]:
+        """The configurations of encoder and decoder."""
+        assert isinstance(self.encoder, FratrieEncoderConfig) and isinstance(self.decoder, FratrieDecoderConfig)
+        return self.encoder, self.decoder
+
     def validate_architecture(self) -> None:
         """Refuse contradictory fields (see `FratrieConfig.validate_architecture`)."""
-        self.encoder.validate_architecture()
-        self.decoder.validate_architecture()
-        if not self.decoder.add_cross_attention:
-            raise ValueError(
-                "decoder.add_cross_attention=False: the decoder of a seq2seq model attends the encoder."
-            )
-        sizes = (
-            (self.encoder.vocab_size, self.encoder.hidden_size),
-            (self.decoder.vocab_size, self.decoder.hidden_size),
-        )
+        encoder, decoder = self.stacks
+        encoder.validate_architecture()
+        decoder.validate_architecture()
+        if not decoder.add_cross_attention:
+            raise ValueError("decoder.add_cross_attention=False: the decoder of a seq2seq model attends the encoder.")
+        sizes = [(stack.vocab_size, stack.hidden_size) for stack in self.stacks]
         if self.share_embeddings and sizes[0] != sizes[1]:
             raise ValueError(
                 f"share_embeddings=True, but encoder and decoder differ in (vocab_size, hidden_size): {sizes[0]} and "

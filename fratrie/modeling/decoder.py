@@ -63,9 +63,7 @@ class FratrieDecoderModel(FratrieStack):
         """
         shape = input_shape(input_ids, inputs_embeds)
         inputs = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "token_type_ids": None}
-        packing = (
-            None if cache is not None else self.find_documents(shape, attention_mask, position_ids, kwargs)
-        )
+        packing = None if cache is not None else self.find_documents(shape, attention_mask, position_ids, kwargs)
         use_cache = self._resolve_use_cache(use_cache, packing)
         if use_cache and cache is None:
             cache = DynamicCache(config=self.config)
@@ -90,21 +88,13 @@ class FratrieDecoderModel(FratrieStack):
     def _resolve_use_cache(self, use_cache: bool | None, packing: Packing | None) -> bool:
         packed_rows = packing is not None and packing.has_packed_rows
         if use_cache and packed_rows:
-            raise ValueError(
-                "Packed rows hold several documents, which no cache can continue: set use_cache=False."
-            )
-        return (
-            self.config.use_cache and not self.training and not packed_rows
-            if use_cache is None
-            else use_cache
-        )
+            raise ValueError("Packed rows hold several documents, which no cache can continue: set use_cache=False.")
+        return self.config.use_cache and not self.training and not packed_rows if use_cache is None else use_cache
 
     @staticmethod
     def _refuse_packed_rows(packing: Packing | None) -> None:
         if packing is not None and packing.has_packed_rows:
-            raise ValueError(
-                "Rows that hold several documents cannot attend one encoder's states: pad them instead."
-            )
+            raise ValueError("Rows that hold several documents cannot attend one encoder's states: pad them instead.")
 
 
 class FratrieDecoderForCausalLM(FratriePreTrainedModel, GenerationMixin):
@@ -126,7 +116,7 @@ class FratrieDecoderForCausalLM(FratriePreTrainedModel, GenerationMixin):
             ValueError: for what paged caches have no room for: position biases and the states of linear attention.
         """
         config = self.config
-        if config.position_type in ("relative", "alibi") or "linear_attention" in config.layer_types:
+        if config.position_type in ("relative", "alibi") or "linear_attention" in self.model.layer_types:
             raise ValueError(
                 f"Continuous batching serves softmax attention without position bias, not position_type="
                 f"{config.position_type!r} with layer_types={config.layer_types}: use generate()."

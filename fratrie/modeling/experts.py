@@ -25,9 +25,7 @@ class Router(nn.Module):
     def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return logits `(N, E)`, and weights and indices `(N, P)` of the chosen experts."""
         logits_NE = nn.functional.linear(hidden_states, self.weight)
-        probabilities_NE = logits_NE.softmax(
-            dim=-1, dtype=torch.promote_types(torch.float32, logits_NE.dtype)
-        )
+        probabilities_NE = logits_NE.softmax(dim=-1, dtype=torch.promote_types(torch.float32, logits_NE.dtype))
         weights_NP, index_NP = probabilities_NE.topk(self.top_k, dim=-1)
         if self.norm_topk_prob:
             weights_NP = weights_NP / weights_NP.sum(dim=-1, keepdim=True)
@@ -96,7 +94,8 @@ class GatedExperts(_Experts):
 
     def activate(self, projected: torch.Tensor) -> torch.Tensor:
         """Gate: the activation of the first half times the second."""
-        return self._apply_gate(projected)
+        gate, up = projected.chunk(2, dim=-1)
+        return self.act_fn(gate) * up
 
 
 class MixtureOfExperts(nn.Module):
@@ -142,9 +141,7 @@ def load_balancing_loss(
     return torch.stack(losses).mean()
 
 
-def router_z_loss(
-    router_logits: tuple[torch.Tensor, ...], attention_mask: torch.Tensor | None = None
-) -> torch.Tensor:
+def router_z_loss(router_logits: tuple[torch.Tensor, ...], attention_mask: torch.Tensor | None = None) -> torch.Tensor:
     """Mean of the squared log-sum-exp of the router's logits, which keeps them small (Zoph et al. 2022, equation 5).
 
     Arguments as for `load_balancing_loss`.

@@ -3,6 +3,8 @@
 Shapes: B batch, T positions, D hidden, M labels.
 """
 
+from itertools import pairwise
+
 import torch
 from torch import nn
 from transformers import PreTrainedConfig
@@ -15,12 +17,10 @@ class ClassificationHead(nn.Module):
     def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__()
         sizes = [config.hidden_size, *(config.classifier_hidden_sizes or [])]
-        self.dense = nn.ModuleList(
-            nn.Linear(before, after) for before, after in zip(sizes, sizes[1:], strict=False)
-        )
+        self.dense = nn.ModuleList(nn.Linear(before, after) for before, after in pairwise(sizes))
         self.act_fn = ACT2FN[config.classifier_activation]
         self.dropout = nn.Dropout(config.classifier_dropout)
-        self.out_proj = nn.Linear(sizes[-1], config.num_labels)
+        self.out_proj = nn.Linear(sizes[-1], config.num_labels or 0)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """Map `(…, D)` to logits `(…, M)`."""

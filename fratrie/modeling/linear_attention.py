@@ -76,9 +76,7 @@ class LinearAttention(Mixer):
         value_BHTW = nn.functional.pad(value.to(dtype), (0, 1), value=1.0)
         if attention_mask is not None:
             key_BHTC = key_BHTC * attention_mask[:, None, :, None].to(dtype)
-        key_BHTC, value_BHTW = (
-            x.repeat_interleave(self.num_key_value_groups, dim=1) for x in (key_BHTC, value_BHTW)
-        )
+        key_BHTC, value_BHTW = (x.repeat_interleave(self.num_key_value_groups, dim=1) for x in (key_BHTC, value_BHTW))
         if self.is_causal:
             sums_BHTW = self._causal(query_BHTC, key_BHTC, value_BHTW, kwargs.get("cache"))
         else:
@@ -105,7 +103,8 @@ class LinearAttention(Mixer):
         if cache is not None:
             cache.update_recurrent_state(state_BHCW, self.layer_idx)
             # Hugging Face marks a state as present when it stores a convolution, which this mixer has not.
-            cache.layers[self.layer_idx].has_previous_state[0] = True
+            layer: Any = cache.layers[self.layer_idx]
+            layer.has_previous_state[0] = True
         return torch.cat(sums, dim=2)
 
     def _past_state(self, cache: Cache | None) -> torch.Tensor | None:

@@ -6,6 +6,8 @@ neither micro-batches, nor packing, nor the number of processes change the loss.
 Shapes: B batch, T positions, V vocabulary, M labels.
 """
 
+from typing import Literal
+
 import torch
 from torch import nn
 from transformers import PreTrainedConfig
@@ -43,9 +45,7 @@ def next_token_loss(
         position_ids: `(B or 1, T)`; a token at position 0 begins a document, so that nothing predicts it.
         num_items_in_batch: number of targets to divide by.
     """
-    return token_cross_entropy(
-        logits, shift_labels(labels, position_ids).to(logits.device), num_items_in_batch
-    )
+    return token_cross_entropy(logits, shift_labels(labels, position_ids).to(logits.device), num_items_in_batch)
 
 
 def shift_labels(labels: torch.Tensor, position_ids: torch.Tensor | None = None) -> torch.Tensor:
@@ -55,9 +55,7 @@ def shift_labels(labels: torch.Tensor, position_ids: torch.Tensor | None = None)
     return nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
 
 
-def share_of_batch(
-    labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
-) -> torch.Tensor | float:
+def share_of_batch(labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None) -> torch.Tensor | float:
     """Part of the global batch's targets that `labels` holds: the weight of a loss that is a mean of its own."""
     if num_items_in_batch is None:
         return 1.0
@@ -117,13 +115,13 @@ def sequence_classification_loss(
         losses = (logits - targets).square()
     else:
         weight = None if config.pos_weight is None else logits.new_tensor(config.pos_weight)
-        losses = nn.functional.binary_cross_entropy_with_logits(
-            logits, targets, pos_weight=weight, reduction="none"
-        )
+        losses = nn.functional.binary_cross_entropy_with_logits(logits, targets, pos_weight=weight, reduction="none")
     return losses.sum() / (losses.numel() if num_items_in_batch is None else num_items_in_batch)
 
 
-def _guess_problem_type(logits: torch.Tensor, labels: torch.Tensor) -> str:
+def _guess_problem_type(
+    logits: torch.Tensor, labels: torch.Tensor
+) -> Literal["regression", "single_label_classification", "multi_label_classification"]:
     if logits.shape[-1] == 1:
         return "regression"
     return "multi_label_classification" if labels.shape == logits.shape else "single_label_classification"

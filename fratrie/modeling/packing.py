@@ -22,7 +22,7 @@ PACKED_KWARGS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k
 
 @dataclass(frozen=True)
 class DocumentGroup:
-    """Documents of like length as rows: `index_GL` names the token in each place, `mask_GL` the places that hold one."""
+    """Documents of like length as rows: `index_GL` names the token in a place, `mask_GL` the places that hold one."""
 
     index_GL: torch.Tensor
     mask_GL: torch.Tensor
@@ -66,8 +66,8 @@ class Packing:
         """Bring the rows `(G, L, …)` of all groups back to tokens `(1, N, …)`."""
         return torch.cat([row.flatten(0, 1) for row in rows])[self.order_N].unsqueeze(0)
 
-    def restore(self, outputs: ModelOutput) -> ModelOutput:
-        """Bring every output of a packed pass into the caller's form."""
+    def restore(self, outputs: ModelOutput) -> None:
+        """Bring every output of a packed pass into the caller's form, in place."""
         for name, value in outputs.items():
             if name == "last_hidden_state":
                 outputs[name] = self.unpack(value)
@@ -77,7 +77,6 @@ class Packing:
                 outputs[name] = tuple(self.unpack(logits.unsqueeze(0)).flatten(0, 1) for logits in value)
             elif name == "attentions":
                 outputs[name] = tuple(self._unpack_weights(weights) for weights in value)
-        return outputs
 
     def _unpack_weights(self, weights_GHLL: torch.Tensor) -> torch.Tensor:
         (group,) = self.groups  # attention weights are asked for with one group
@@ -87,9 +86,7 @@ class Packing:
             cells = self.cells_N[index_L[mask_L]]
             row, columns = cells[0] // length, cells % length
             size = len(columns)
-            unpacked[row, :, columns[:, None], columns[None, :]] = weights_HLL[:, :size, :size].permute(
-                1, 2, 0
-            )
+            unpacked[row, :, columns[:, None], columns[None, :]] = weights_HLL[:, :size, :size].permute(1, 2, 0)
         return unpacked
 
 
@@ -116,11 +113,7 @@ def find_packing(
     """
     batch, length = shape
     device = next((x.device for x in (attention_mask, position_ids, cu_seq_lens) if x is not None), None)
-    if (
-        device is None
-        or torch.compiler.is_compiling()
-        or (attention_mask is not None and attention_mask.ndim != 2)
-    ):
+    if device is None or torch.compiler.is_compiling() or (attention_mask is not None and attention_mask.ndim != 2):
         return None
     cells_N = torch.arange(batch * length, device=device)
     if attention_mask is not None:
@@ -150,17 +143,13 @@ def _group(
     first_D: torch.Tensor, lengths_D: torch.Tensor, one_group: bool
 ) -> tuple[tuple[DocumentGroup, ...], torch.Tensor]:
     """Group documents of like length; return the groups and each token's place in their rows."""
-    order_D = (
-        torch.arange(len(lengths_D)) if one_group else lengths_D.argsort(descending=True, stable=True).cpu()
-    )
+    order_D = torch.arange(len(lengths_D)) if one_group else lengths_D.argsort(descending=True, stable=True).cpu()
     sorted_lengths = lengths_D.cpu()[order_D].tolist()
     groups, order_N, start, places = [], torch.empty(sum(sorted_lengths), dtype=torch.long), 0, 0
     while start < len(sorted_lengths):
         longest = max(sorted_lengths) if one_group else sorted_lengths[start]
         end = start + 1
-        while end < len(sorted_lengths) and (
-            one_group or sorted_lengths[end] >= longest * _SHORTEST_IN_GROUP
-        ):
+        while end < len(sorted_lengths) and (one_group or sorted_lengths[end] >= longest * _SHORTEST_IN_GROUP):
             end += 1
         offsets_L = torch.arange(longest)
         lengths_G = torch.tensor(sorted_lengths[start:end])

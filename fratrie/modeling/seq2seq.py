@@ -41,31 +41,29 @@ class FratrieSeq2SeqPreTrainedModel(FratriePreTrainedModel):
         """Return the decoder."""
         return self.stacks.decoder
 
-    def get_input_embeddings(self) -> nn.Module:
+    def get_input_embeddings(self) -> nn.Embedding:
         """Return the encoder's token embedding."""
         return self.stacks.encoder.embed_tokens
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         """Set the token embedding of the encoder, and of the decoder where they share it."""
+        assert isinstance(value, nn.Embedding)
         self.stacks.encoder.embed_tokens = value
         if self.config.share_embeddings:
             self.stacks.decoder.embed_tokens = value
 
-    def resize_token_embeddings(
-        self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any
-    ) -> nn.Embedding:
+    def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any) -> nn.Embedding:
         """Resize the vocabulary of both stacks (see Hugging Face's method).
 
         Raises:
             ValueError: when encoder and decoder have vocabularies of their own.
         """
         if new_num_tokens is not None and not self.config.share_embeddings:
-            raise ValueError(
-                "share_embeddings=False: resize the vocabularies of encoder and decoder one by one."
-            )
+            raise ValueError("share_embeddings=False: resize the vocabularies of encoder and decoder one by one.")
         embeddings = super().resize_token_embeddings(new_num_tokens, *args, **kwargs)
         size = embeddings.weight.shape[0]
-        self.config.vocab_size = self.config.encoder.vocab_size = self.config.decoder.vocab_size = size
+        for config in (self.config, *self.config.stacks):
+            config.vocab_size = size
         return embeddings
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
@@ -88,8 +86,9 @@ class FratrieSeq2SeqModel(FratrieSeq2SeqPreTrainedModel):
 
     def __init__(self, config: FratrieSeq2SeqConfig) -> None:
         super().__init__(config)
-        self.encoder = FratrieEncoderModel(config.encoder)
-        self.decoder = FratrieDecoderModel(config.decoder)
+        encoder_config, decoder_config = config.stacks
+        self.encoder = FratrieEncoderModel(encoder_config)
+        self.decoder = FratrieDecoderModel(decoder_config)
         self.post_init()
 
     @property
@@ -172,7 +171,7 @@ class FratrieSeq2SeqForConditionalGeneration(FratrieSeq2SeqPreTrainedModel, Gene
     def __init__(self, config: FratrieSeq2SeqConfig) -> None:
         super().__init__(config)
         self.model = FratrieSeq2SeqModel(config)
-        self.lm_head = nn.Linear(config.decoder.hidden_size, config.decoder.vocab_size, bias=False)
+        self.lm_head = nn.Linear(self.model.decoder.config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
     @property

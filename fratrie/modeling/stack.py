@@ -102,18 +102,14 @@ class FratriePreTrainedModel(PreTrainedModel):
         """Return the load-balancing and the z loss over real tokens, `None` without sparse layers."""
         if not router_logits:
             return None, None
-        mask = (
-            attention_mask if isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 2 else None
-        )
+        mask = attention_mask if isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 2 else None
         balance = load_balancing_loss(router_logits, self.config.num_experts_per_tok, mask)
         return balance, router_z_loss(router_logits, mask)
 
     def needs_router_logits(self, labels: torch.Tensor | None, requested: bool | None) -> bool:
         """Whether a pass has to record the router: asked for, or part of the training loss."""
         requested = self.config.output_router_logits if requested is None else requested
-        return "sparse" in self.config.mlp_layer_types and (
-            requested or (self.training and labels is not None)
-        )
+        return "sparse" in self.config.mlp_layer_types and (requested or (self.training and labels is not None))
 
     def add_router_losses(
         self,
@@ -158,6 +154,7 @@ class FratrieStack(FratriePreTrainedModel):
         self.embedding_dropout = nn.Dropout(config.embedding_dropout)
         self.layers = nn.ModuleList(Block(config, index) for index in range(config.num_hidden_layers))
         self.norm = norm(config.final_norm)
+        self.layer_types = tuple(config.layer_types or ())
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -176,14 +173,10 @@ class FratrieStack(FratriePreTrainedModel):
             hidden_states = hidden_states + self.embed_positions(position_ids).to(hidden_states.dtype)
         if self.embed_token_types is not None:
             if token_type_ids is None:
-                token_type_ids = torch.zeros(
-                    hidden_states.shape[:2], dtype=torch.long, device=hidden_states.device
-                )
+                token_type_ids = torch.zeros(hidden_states.shape[:2], dtype=torch.long, device=hidden_states.device)
             hidden_states = hidden_states + self.embed_token_types(token_type_ids)
         elif token_type_ids is not None and bool(token_type_ids.any()):
-            raise ValueError(
-                "token_type_ids given, but the model has none: set type_vocab_size in its configuration."
-            )
+            raise ValueError("token_type_ids given, but the model has none: set type_vocab_size in its configuration.")
         return self.embedding_dropout(self.embedding_norm(hidden_states))
 
     def find_documents(
@@ -244,7 +237,7 @@ class FratrieStack(FratriePreTrainedModel):
         if self.position_bias is None:
             return None
         device = self.embed_tokens.weight.device
-        layer_idx = self.config.layer_types.index(layer_type)
+        layer_idx = self.layer_types.index(layer_type)
         offset, (keys, key_offset) = 0, (length, 0)
         if cache is not None:
             offset, (keys, key_offset) = (
@@ -265,7 +258,7 @@ class FratrieStack(FratriePreTrainedModel):
     ) -> FratrieModelOutput:
         """Pass embedded tokens `(B, T, D)` through the blocks; `masks` and `biases` by layer type."""
         turn = None if self.rotary_emb is None else self.rotary_emb(hidden_states, position_ids=position_ids)
-        for layer, layer_type in zip(self.layers, self.config.layer_types, strict=True):
+        for layer, layer_type in zip(self.layers, self.layer_types, strict=True):
             hidden_states = layer(
                 hidden_states,
                 position_embeddings=turn,
@@ -286,7 +279,7 @@ class FratrieStack(FratriePreTrainedModel):
         position_ids = packing.positions_N.unsqueeze(0)
         hidden_states = self.embed(**packed, position_ids=position_ids)
         masks, biases = {}, {}
-        for layer_type in set(self.config.layer_types):
+        for layer_type in set(self.layer_types):
             # A causal kernel never looks at the padding after a document; others need the mask.
             causal = self.config.is_causal_stack
             masks[layer_type] = [
@@ -297,12 +290,10 @@ class FratrieStack(FratriePreTrainedModel):
                 )
                 for group in packing.groups
             ]
-            biases[layer_type] = [
-                self.build_bias(layer_type, group.mask_GL.shape[1]) for group in packing.groups
-            ]
-        return packing.restore(
-            self.run(hidden_states, position_ids, masks, biases, packing=packing, **kwargs)
-        )
+            biases[layer_type] = [self.build_bias(layer_type, group.mask_GL.shape[1]) for group in packing.groups]
+        outputs = self.run(hidden_states, position_ids, masks, biases, packing=packing, **kwargs)
+        packing.restore(outputs)
+        return outputs
 
     def run_rows(
         self,
@@ -314,14 +305,10 @@ class FratrieStack(FratriePreTrainedModel):
     ) -> FratrieModelOutput:
         """Embed and run the rows of a batch as they are, padding included, after the past in `cache`."""
         states = next(x for x in (inputs["input_ids"], inputs["inputs_embeds"]) if x is not None)
-        positions = (
-            self.default_positions(states, attention_mask, cache) if position_ids is None else position_ids
-        )
+        positions = self.default_positions(states, attention_mask, cache) if position_ids is None else position_ids
         hidden_states = self.embed(**inputs, position_ids=positions)
-        types = set(self.config.layer_types)
-        masks = {
-            kind: self.build_mask(kind, hidden_states, attention_mask, cache, position_ids) for kind in types
-        }
+        types = set(self.layer_types)
+        masks = {kind: self.build_mask(kind, hidden_states, attention_mask, cache, position_ids) for kind in types}
         biases = {kind: self.build_bias(kind, hidden_states.shape[1], cache) for kind in types}
         return self.run(hidden_states, positions, masks, biases, cache=cache, **kwargs)
 
