@@ -1,0 +1,128 @@
+"""Special tokens and the template that each sibling puts around a text.
+
+The vocabulary is shared: one trained tokenizer serves the encoder, the decoder and the seq2seq, and
+`with_sibling` only changes what surrounds the text and on which side padding goes.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from tokenizers import AddedToken, Tokenizer, decoders, processors
+from transformers import PreTrainedTokenizerFast
+
+Sibling = Literal["encoder", "decoder", "seq2seq"]
+SIBLINGS: tuple[str, ...] = get_args(Sibling)
+
+BOS, PAD, EOS, MASK, UNK = "<s>", "<pad>", "</s>", "<mask>", "<unk>"
+DEFAULT_SENTINELS = 32
+
+
+@dataclass(frozen=True)
+class _Template:
+    single: str
+    pair: str
+    padding_side: Literal["left", "right"]
+
+
+# The decoder never appends </s>: a prompt that ends with it generates nothing.
+_TEMPLATES = {
+    "encoder": _Template(f"{BOS} $A {EOS}", f"{BOS} $A {EOS} {EOS}:1 $B:1 {EOS}:1", "right"),
+    "decoder": _Template(f"{BOS} $A", f"{BOS} $A {BOS}:1 $B:1", "left"),
+    "seq2seq": _Template(f"$A {EOS}", f"$A {EOS} $B:1 {EOS}:1", "right"),
+}
+
+
+def special_tokens(
+    sibling: Sibling, num_sentinels: int | None = None, mask_takes_space: bool = True
+) -> list[AddedToken]:
+    """Special tokens in the order of their ids: `<s> <pad> </s> <mask>`, then `<extra_id_0>` and so on.
+
+    Args:
+        sibling: decides how many sentinels there are when `num_sentinels` is None: 32 for "seq2seq", else 0.
+        num_sentinels: span-corruption sentinels (Raffel et al., 2020).
+        mask_takes_space: `<mask>` swallows the spaces before it, for vocabularies whose words carry theirs.
+
+    Raises:
+        ValueError: `sibling` is none of `SIBLINGS`, or `num_sentinels` is negative.
+    """
+    _template(sibling)
+    if num_sentinels is None:
+        num_sentinels = DEFAULT_SENTINELS if sibling == "seq2seq" else 0
+    if num_sentinels < 0:
+        raise ValueError(f"num_sentinels={num_sentinels} must be 0 or more")
+    mask = AddedToken(MASK, lstrip=mask_takes_space, normalized=False, special=True)
+    others = [BOS, PAD, EOS, *(f"<extra_id_{index}>" for index in range(num_sentinels))]
+    tokens = [AddedToken(token, normalized=False, special=True) for token in others]
+    return [*tokens[:3], mask, *tokens[3:]]
+
+
+def sentinel_token_ids(tokenizer: PreTrainedTokenizerFast) -> list[int]:
+    """Ids of `<extra_id_0>`, `<extra_id_1>`, … in this order; empty if the tokenizer has no sentinel."""
+    vocabulary = tokenizer.get_vocab()
+    ids: list[int] = []
+    while (token := f"<extra_id_{len(ids)}>") in vocabulary:
+        ids.append(vocabulary[token])
+    return ids
+
+
+def with_sibling(tokenizer: PreTrainedTokenizerFast, sibling: Sibling) -> PreTrainedTokenizerFast:
+    """A copy of `tokenizer` with the same vocabulary and the template and padding side of `sibling`.
+
+    Raises:
+        ValueError: `sibling` is none of `SIBLINGS`, or the vocabulary lacks one of the four special tokens.
+    """
+    copy = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    copy.no_padding()
+    copy.no_truncation()
+    return as_pretrained(copy, sibling, tokenizer.model_max_length, tokenizer.chat_template)
+
+
+def as_pretrained(
+    backend: Tokenizer, sibling: Sibling, model_max_length: int, chat_template: str | None = None
+) -> PreTrainedTokenizerFast:
+    """Wraps a `tokenizers.Tokenizer` that knows the special tokens into a Hugging Face tokenizer.
+
+    Raises:
+        ValueError: as `with_sibling`.
+    """
+    template = _template(sibling)
+    missing = [token for token in (BOS, PAD, EOS, MASK) if backend.token_to_id(token) is None]
+    if missing:
+        raise ValueError(f"the vocabulary lacks {', '.join(missing)}, which the {sibling} template needs")
+    backend.post_processor = _post_processor(backend, template)
+    names = {"bos_token": BOS, "eos_token": EOS, "pad_token": PAD, "mask_token": MASK}
+    if sibling == "encoder":
+        names |= {"cls_token": BOS, "sep_token": EOS}
+    if backend.token_to_id(UNK) is not None:
+        names["unk_token"] = UNK
+    added = sorted(backend.get_added_tokens_decoder().items())
+    extra = [token.content for _, token in added if token.special and token.content not in names.values()]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        **names,
+        extra_special_tokens=extra,
+        padding_side=template.padding_side,
+        model_max_length=model_max_length,
+        model_input_names=["input_ids", "attention_mask"],
+        clean_up_tokenization_spaces=False,
+        chat_template=chat_template,
+    )
+
+
+def _template(sibling: str) -> _Template:
+    if sibling not in _TEMPLATES:
+        raise ValueError(f"sibling={sibling!r} is unknown: choose one of {', '.join(SIBLINGS)}")
+    return _TEMPLATES[sibling]
+
+
+def _post_processor(backend: Tokenizer, template: _Template) -> processors.PostProcessor:
+    surround = processors.TemplateProcessing(
+        single=template.single,
+        pair=template.pair,
+        special_tokens=[(token, backend.token_to_id(token)) for token in (BOS, EOS)],
+    )
+    if not isinstance(backend.decoder, decoders.ByteLevel):
+        return surround
+    # Offsets then point at the word, not at the space that its token carries.
+    trim = processors.ByteLevel(add_prefix_space=False, trim_offsets=True)
+    return processors.Sequence([trim, surround])

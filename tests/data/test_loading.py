@@ -1,0 +1,478 @@
+"""Files of every format: what is understood, and that what is wrong is named by its row."""
+
+import codecs
+import csv
+import json
+import logging
+
+import pytest
+from datasets import ClassLabel, Dataset, Features, List, Value
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fratrie.data import LABELS, AnnotationError, Segment, write_annotations
+from fratrie.data.corpus import load_family_relations, to_dataset
+from fratrie.data.loading import load_labelled, load_texts
+
+MOODS = ["sad", "happy", "very happy"]
+
+
+def make(path, content):
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def make_rows(path, rows):
+    """The rows in the format of the path's extension."""
+    if path.suffix == ".parquet":
+        Dataset.from_list(rows).to_parquet(path)
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    else:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            delimiter = "\t" if path.suffix == ".tsv" else ","
+            writer = csv.DictWriter(file, list(rows[0]), delimiter=delimiter)
+            writer.writeheader()
+            writer.writerows(rows)
+    return path
+
+
+def names(dataset):
+    feature = dataset.features["labels"]
+    if isinstance(feature, ClassLabel):
+        return feature.int2str(list(dataset["labels"]))
+    return [feature.feature.int2str(labels) for labels in dataset["labels"]]
+
+
+def refused(path, *pieces, load=load_labelled, **options):
+    with pytest.raises(ValueError) as caught:
+        load(path, **options)
+    message = str(caught.value)
+    assert message.startswith(str(path))
+    for piece in pieces:
+        assert piece in message
+    return message
+
+
+# --- labels in every format ---
+
+
+@pytest.mark.parametrize("extension", ["csv", "tsv", "json", "jsonl", "parquet", "CSV"])
+def test_one_label_a_text(tmp_path, extension):
+    rows = [{"text": "nan", "labels": "sad"}, {"text": "Ça, «va»\net\u2028toi ?", "labels": "happy"}]
+    dataset = load_labelled(make_rows(tmp_path / f"rows.{extension}", rows))
+    assert dataset.features == Features(text=Value("string"), labels=ClassLabel(names=["happy", "sad"]))
+    assert dataset["text"][:] == [row["text"] for row in rows]
+    assert names(dataset) == ["sad", "happy"]
+
+
+@pytest.mark.parametrize("extension", ["json", "jsonl", "parquet"])
+def test_lists_of_names(tmp_path, extension):
+    rows = [
+        {"text": "a", "labels": ["m", "j", "m"]},
+        {"text": "b", "labels": []},
+        {"text": "c", "labels": ["+"]},
+    ]
+    dataset = load_labelled(make_rows(tmp_path / f"rows.{extension}", rows), label_names=LABELS)
+    assert dataset.features["labels"] == List(ClassLabel(names=list(LABELS)))
+    assert names(dataset) == [["j", "m"], [], ["+"]]
+
+
+@pytest.mark.parametrize("cell", ["m, j,+", "m|j|+", "m j +", " m | j, + ", "j,m +"])
+def test_names_in_one_string(tmp_path, cell):
+    path = make_rows(tmp_path / "rows.csv", [{"text": "a", "labels": cell}, {"text": "b", "labels": ""}])
+    assert names(load_labelled(path, label_names=LABELS)) == [["+", "j", "m"], []]
+    if cell != "j,m +":
+        dataset = load_labelled(path)
+        assert names(dataset) == [["+", "j", "m"], []]
+
+
+def test_names_with_spaces(tmp_path, caplog):
+    rows = [{"text": "a", "labels": "very happy"}, {"text": "b", "labels": "sad"}]
+    path = make_rows(tmp_path / "rows.csv", rows)
+    assert names(load_labelled(path, label_names=MOODS)) == ["very happy", "sad"]
+    assert names(load_labelled(path, multi_label=False)) == ["very happy", "sad"]
+    assert not caplog.records
+    assert names(load_labelled(path)) == [["happy", "very"], ["sad"]]
+    assert "read as several labels each; if a name holds spaces, give label_names" in caplog.text
+    rows[1]["labels"] = "sad|very happy"
+    path = make_rows(tmp_path / "rows.csv", rows)
+    assert names(load_labelled(path)) == [["very happy"], ["sad", "very happy"]]
+    assert names(load_labelled(path, label_names=MOODS)) == [["very happy"], ["sad", "very happy"]]
+
+
+def test_known_name_with_a_comma(tmp_path):
+    path = make_rows(tmp_path / "rows.csv", [{"text": "a", "labels": "well, yes"}, {"text": "b", "labels": "no"}])
+    assert names(load_labelled(path, label_names=["no", "well, yes"])) == ["well, yes", "no"]
+
+
+def test_numbers_are_names_without_label_names(tmp_path):
+    rows = [{"text": "a", "labels": 10}, {"text": "b", "labels": 2}, {"text": "c", "labels": -1}]
+    for path in (make_rows(tmp_path / "rows.jsonl", rows), make_rows(tmp_path / "rows.csv", rows)):
+        dataset = load_labelled(path)
+        assert dataset.features["labels"] == ClassLabel(names=["-1", "2", "10"])
+        assert names(dataset) == ["10", "2", "-1"]
+
+
+@pytest.mark.parametrize("extension", ["csv", "jsonl", "parquet"])
+def test_numbers_are_positions_among_names(tmp_path, extension):
+    path = make_rows(tmp_path / f"rows.{extension}", [{"text": "a", "labels": 0}, {"text": "b", "labels": 2}])
+    assert names(load_labelled(path, label_names=MOODS)) == ["sad", "very happy"]
+    assert names(load_labelled(path, label_names=["2", "0"])) == ["0", "2"]
+
+
+def test_zero_is_a_position_as_a_number_and_a_name_as_a_string(tmp_path):
+    rows = [
+        {"text": "a", "labels": [0, 3]},
+        {"text": "b", "labels": ["0", "i"]},
+        {"text": "c", "labels": "0, j"},
+    ]
+    path = make_rows(tmp_path / "rows.jsonl", rows)
+    assert names(load_labelled(path, label_names=LABELS)) == [["+", "i"], ["0", "i"], ["0", "j"]]
+    path = make_rows(tmp_path / "rows.csv", [{"text": "a", "labels": "0"}])
+    assert names(load_labelled(path, label_names=LABELS)) == ["0"]
+
+
+def test_number_among_words_is_no_position(tmp_path):
+    path = make_rows(tmp_path / "rows.csv", [{"text": "a", "labels": "sad|0"}, {"text": "b", "labels": "1"}])
+    refused(path, "row 1: unknown label '0'", "row 2: unknown label '1'", label_names=MOODS)
+    path = make_rows(tmp_path / "rows.jsonl", [{"text": "a", "labels": ["0"]}])
+    refused(path, "row 1: unknown label '0'", label_names=MOODS)
+
+
+def test_positions_separated_in_a_string(tmp_path):
+    path = make_rows(tmp_path / "rows.csv", [{"text": "a", "labels": "0 2"}, {"text": "b", "labels": "1,2"}])
+    assert names(load_labelled(path, label_names=MOODS)) == [["sad", "very happy"], ["happy", "very happy"]]
+
+
+def test_parquet_of_a_dataset_keeps_its_label_names(tmp_path):
+    corpus = load_family_relations()["test"]
+    corpus.to_parquet(tmp_path / "corpus.parquet")
+    dataset = load_labelled(tmp_path / "corpus.parquet")
+    assert dataset.features == corpus.remove_columns("code").features
+    assert dataset.to_dict() == corpus.remove_columns("code").to_dict()
+    reordered = load_labelled(tmp_path / "corpus.parquet", label_names=LABELS[::-1])
+    assert [set(row) for row in names(reordered)] == [set(row) for row in names(corpus)]
+    single = Features(text=Value("string"), labels=ClassLabel(names=MOODS))
+    Dataset.from_dict({"text": ["a", "b"], "labels": [2, 0]}, features=single).to_parquet(tmp_path / "s.parquet")
+    assert load_labelled(tmp_path / "s.parquet").features == single
+    assert names(load_labelled(tmp_path / "s.parquet")) == ["very happy", "sad"]
+
+
+def test_unlabelled_row_of_a_dataset_is_refused(tmp_path):
+    single = Features(text=Value("string"), labels=ClassLabel(names=MOODS))
+    Dataset.from_dict({"text": ["a", "b"], "labels": [2, -1]}, features=single).to_parquet(tmp_path / "s.parquet")
+    refused(tmp_path / "s.parquet", "row 2: no label, expected one", "known labels: sad, happy, very happy")
+
+
+def test_multi_label_can_be_asked_for(tmp_path):
+    path = make_rows(tmp_path / "rows.csv", [{"text": "a", "labels": "j"}, {"text": "b", "labels": "m"}])
+    assert names(load_labelled(path, label_names=LABELS)) == ["j", "m"]
+    assert names(load_labelled(path, label_names=LABELS, multi_label=True)) == [["j"], ["m"]]
+
+
+# --- annotation codes ---
+
+SEGMENTS = [Segment("Ma mère.", "jm+, jp-", 0), Segment("Il y a «nan».", "si", 0), Segment("Bof", "jt0", 1)]
+
+
+def test_annotation_file(tmp_path):
+    write_annotations(SEGMENTS, tmp_path / "a.txt")
+    for names_given in (None, LABELS):
+        dataset = load_labelled(tmp_path / "a.txt", label_names=names_given, text_column="x", label_column="y")
+        assert dataset.features == to_dataset(SEGMENTS).features
+        assert dataset.to_dict() == to_dataset(SEGMENTS).to_dict()
+
+
+def test_annotation_file_continuation(tmp_path):
+    path = make(tmp_path / "a.txt", "ji a\n& b")
+    assert load_labelled(path)["text"][:] == ["a b"]
+    assert load_labelled(path, continuation="inherit")["text"][:] == ["a", "b"]
+
+
+def test_annotation_file_with_wrong_lines(tmp_path):
+    path = make(tmp_path / "a.txt", "ji a\njx+ b")
+    with pytest.raises(AnnotationError, match=r"line 2: code 'jx.': unknown letter 'x'"):
+        load_labelled(path)
+
+
+def test_annotation_file_beyond_the_given_names(tmp_path):
+    write_annotations(SEGMENTS, tmp_path / "a.txt")
+    given = [label for label in LABELS if label not in "s0"]
+    refused(
+        tmp_path / "a.txt",
+        "row 2: unknown label 's'",
+        "row 3: unknown label '0'",
+        "known labels: +, -, i, j",
+        label_names=given,
+    )
+
+
+@pytest.mark.parametrize("extension", ["csv", "jsonl", "parquet"])
+def test_column_of_codes(tmp_path, extension):
+    rows = [{"text": s.text, "code": s.code.replace(", ", ","), "respondent": s.respondent} for s in SEGMENTS]
+    path = make_rows(tmp_path / f"rows.{extension}", rows)
+    for options in ({}, {"label_column": "code"}):
+        dataset = load_labelled(path, **options)
+        assert dataset["code"][:] == [s.code for s in SEGMENTS]
+        assert [tuple(row) for row in names(dataset)] == [s.labels for s in SEGMENTS]
+        assert dataset.features["labels"] == to_dataset(SEGMENTS).features["labels"]
+
+
+def test_wrong_codes_are_all_named(tmp_path):
+    rows = [{"text": "a", "code": code} for code in ("ji", "jx+", "", "jm", "jx+")]
+    message = refused(make_rows(tmp_path / "rows.csv", rows), "rows 2, 5: code 'jx+': unknown letter 'x'")
+    assert "row 3: code ''" in message and "row 4: code 'jm': missing valence" in message
+
+
+# --- groups ---
+
+
+def test_groups_are_kept(tmp_path):
+    rows = [
+        {"text": "a", "labels": "x", "group": 4, "who": "Léa"},
+        {"text": "b", "labels": "y", "group": 4, "who": "Tom"},
+    ]
+    path = make_rows(tmp_path / "rows.jsonl", rows)
+    assert load_labelled(path).to_dict() == {"text": ["a", "b"], "respondent": [4, 4], "labels": [0, 1]}
+    assert load_labelled(path, group_column="who")["respondent"][:] == ["Léa", "Tom"]
+    assert load_labelled(make_rows(tmp_path / "rows.csv", rows))["respondent"][:] == ["4", "4"]
+    refused(path, "no column 'speaker'", "'text', 'labels', 'group', 'who'", group_column="speaker")
+
+
+def test_missing_group_is_named(tmp_path):
+    rows = [{"text": "a", "labels": "x", "respondent": "1"}, {"text": "b", "labels": "y", "respondent": ""}]
+    refused(make_rows(tmp_path / "rows.csv", rows), "row 2: no respondent")
+
+
+# --- wrong rows ---
+
+
+def test_unknown_labels_are_grouped_with_the_known_ones(tmp_path):
+    cells = ["sad", "mad", "happy", "mad", "odd|sad", "7"]
+    path = make_rows(tmp_path / "rows.csv", [{"text": "a", "labels": cell} for cell in cells])
+    message = refused(path, label_names=MOODS)
+    assert "rows 2, 4: unknown label 'mad'\n" in message
+    assert "row 5: unknown label 'odd'\n" in message
+    assert "row 6: unknown label '7'\n" in message
+    assert "known labels: sad, happy, very happy" in message
+
+
+def test_many_wrong_rows_are_counted(tmp_path):
+    path = make_rows(tmp_path / "rows.csv", [{"text": "a", "labels": "mad"}] * 50)
+    refused(path, "rows 1, 2, ", "20 and 30 more: unknown label 'mad'", label_names=MOODS)
+
+
+@pytest.mark.parametrize(
+    ("cell", "problem"),
+    [
+        (None, "no label, expected one"),
+        ("  ", "no label, expected one"),
+        (1.5, "label 1.5, expected a name or a whole number"),
+        (True, "label True, expected a name or a whole number"),
+        ({"a": 1}, "label {'a': 1}, expected a name or a whole number"),
+        (3, "unknown label 3"),
+        (-1, "unknown label -1"),
+    ],
+)
+def test_wrong_cell_of_one_label(tmp_path, cell, problem):
+    rows = [{"text": "a", "labels": "sad"}, {"text": "b", "labels": cell}]
+    message = refused(make_rows(tmp_path / "rows.jsonl", rows), f"row 2: {problem}\n", label_names=MOODS)
+    assert message.count("row 2") == 1
+
+
+@pytest.mark.parametrize(
+    ("cell", "problem"),
+    [
+        ([0, 1, 1], "label positions [0, 1, 1] repeat"),
+        ([0.0, 1.0, 1.0], "label 0.0, expected a name"),
+        (["sad", None], "label None, expected a name"),
+        (["sad", " "], "label ' ', expected a name"),
+        (["sad", "mad"], "unknown label 'mad'"),
+    ],
+)
+def test_wrong_cell_of_several_labels(tmp_path, cell, problem):
+    rows = [{"text": "a", "labels": ["sad", "happy"]}, {"text": "b", "labels": cell}]
+    refused(make_rows(tmp_path / "rows.jsonl", rows), f"row 2: {problem}", label_names=MOODS)
+
+
+def test_several_labels_where_one_was_asked_for(tmp_path):
+    rows = [{"text": "a", "labels": ["sad"]}, {"text": "b", "labels": ["sad", "happy"]}]
+    path = make_rows(tmp_path / "rows.jsonl", rows)
+    refused(path, "row 2: several labels, expected one", "several labels a text: no", multi_label=False)
+
+
+def test_no_label_at_all(tmp_path):
+    path = make_rows(tmp_path / "rows.csv", [{"text": "a", "labels": ""}])
+    refused(path, "no row has a label in the column 'labels'", multi_label=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "the text is empty"),
+        (" \n", "the text is empty"),
+        (None, "the text is None, expected a string"),
+        (3, "the text is 3, expected a string"),
+        ("\ud800", "the text holds half of a character"),
+    ],
+)
+def test_wrong_text(tmp_path, text, problem):
+    path = tmp_path / "rows.jsonl"
+    rows = [{"text": "a", "labels": "x"}, {"text": text, "labels": "x"}, {"labels": "x"}]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    found = ["rows 2, 3: " + problem] if text is None else [f"row 2: {problem}", "row 3: the text is None"]
+    refused(path, *found)
+    refused(path, *found, load=load_texts)
+
+
+def test_text_and_label_problems_come_together(tmp_path):
+    path = make_rows(tmp_path / "rows.csv", [{"text": "", "labels": ""}, {"text": "a", "labels": "x"}])
+    refused(path, "row 1: the text is empty", "row 1: no label")
+
+
+@pytest.mark.parametrize("label_names", [[], ["a", "a"]])
+def test_label_names_must_be_a_set(tmp_path, label_names):
+    path = make_rows(tmp_path / "rows.csv", [{"text": "a", "labels": "a"}])
+    with pytest.raises(ValueError, match=r"label_names=.*each of them once"):
+        load_labelled(path, label_names=label_names)
+
+
+@pytest.mark.parametrize("extension", ["csv", "jsonl", "parquet"])
+def test_missing_column_says_which_there_are(tmp_path, extension):
+    path = make_rows(tmp_path / f"rows.{extension}", [{"sentence": "a", "topic": "x"}])
+    refused(path, "no column 'text'; its columns are 'sentence', 'topic': pick one by text_column")
+    refused(path, "no column 'labels'", "'sentence', 'topic': pick one by label_column", text_column="sentence")
+    refused(path, "no column 'text'", load=load_texts)
+    assert names(load_labelled(path, text_column="sentence", label_column="topic")) == ["x"]
+
+
+# --- wrong files ---
+
+
+@pytest.mark.parametrize("load", [load_labelled, load_texts])
+def test_missing_file_folder_and_extension(tmp_path, load):
+    with pytest.raises(FileNotFoundError, match=r"absent\.csv: there is no such file"):
+        load(tmp_path / "absent.csv")
+    with pytest.raises(IsADirectoryError, match="is a folder, expected a file"):
+        load(tmp_path)
+    refused(make(tmp_path / "a.xlsx", "x"), "unknown extension '.xlsx'", ".csv, .tsv, .json", load=load)
+
+
+@pytest.mark.parametrize("load", [load_labelled, load_texts])
+@pytest.mark.parametrize("extension", ["csv", "tsv", "json", "jsonl"])
+def test_wrong_encoding_is_located(tmp_path, load, extension):
+    path = make(tmp_path / f"a.{extension}", codecs.BOM_UTF8 + "text\né".encode() + b"t\xe9")
+    refused(path, "line 2: byte 0xe9 at offset 11 is not UTF-8: save the file as UTF-8", load=load)
+
+
+@pytest.mark.parametrize("load", [load_labelled, load_texts])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", ""),
+        ("a.csv", "text,labels\n"),
+        ("a.tsv", ""),
+        ("a.jsonl", "\n"),
+        ("a.json", "[]"),
+        ("a.jsonl", "{}"),
+    ],
+)
+def test_file_without_rows(tmp_path, load, name, content):
+    refused(make(tmp_path / name, content), "the file holds no rows", load=load)
+
+
+def test_parquet_without_rows(tmp_path):
+    Dataset.from_dict({"text": [], "labels": []}).to_parquet(tmp_path / "a.parquet")
+    refused(tmp_path / "a.parquet", "the file holds no rows")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("a.csv", "text,labels\na,x\nb\nc,d,e\n", "line 3: 1 fields, expected 2 as in the header: 'b'"),
+        ("a.csv", "text,labels\na,x\nb\nc,d,e\n", "line 4: 3 fields, expected 2 as in the header: 'c,d,e'"),
+        ("a.csv", 'text,labels\na,x\n"b,y\n', "are all quotes closed?"),
+        ("a.csv", "text,text\na,x\n", "line 1: a column name occurs twice in ['text', 'text']"),
+        ("a.jsonl", '{"text": "a"}\n{"text": \n[1]', "line 2: Expecting value"),
+        (
+            "a.jsonl",
+            '{"text": "a"}\n{"text": \n[1]',
+            "line 3: no object, expected one json object a line: '[1]'",
+        ),
+        ("a.json", '[{"text": "a"},\n {"text"}]', "line 2: not valid json"),
+        ("a.json", '[{"text": "a"}, 3]', "row 2: '3' is no object"),
+        ("a.parquet", "text", "not a readable parquet file"),
+    ],
+)
+def test_broken_file(tmp_path, name, content, problem):
+    path = make(tmp_path / name, content)
+    refused(path, problem)
+    refused(path, problem, load=load_texts)
+
+
+def test_semicolons_windows_lines_and_byte_order_mark(tmp_path):
+    content = codecs.BOM_UTF8 + "text;labels\r\n«Oui, et alors»;x\r\n\r\nnon;y\r\n".encode()
+    dataset = load_labelled(make(tmp_path / "a.csv", content))
+    assert dataset["text"][:] == ["«Oui, et alors»", "non"]
+    assert names(dataset) == ["x", "y"]
+
+
+def test_json_lines_under_the_name_json(tmp_path):
+    path = make(tmp_path / "a.json", '{"text": "a", "labels": "x"}\n\n{"text": "b", "labels": "y"}\n')
+    assert load_labelled(path)["text"][:] == ["a", "b"]
+
+
+# --- texts for prediction ---
+
+
+def test_lines_of_text(tmp_path, caplog):
+    path = make(tmp_path / "a.txt", codecs.BOM_UTF8 + "Un\u2028deux\r\n\r\n  trois\n \n".encode())
+    with caplog.at_level(logging.WARNING):
+        assert load_texts(path) == ["Un\u2028deux", "  trois"]
+    assert "skipped 2 blank line(s)" in caplog.text
+    caplog.clear()
+    assert load_texts(make(path, "a\nb\n")) == ["a", "b"]
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("content", ["", "\n \n"])
+def test_empty_text_file(tmp_path, content):
+    refused(make(tmp_path / "a.txt", content), "the file is empty, expected one sentence a line", load=load_texts)
+
+
+def test_text_file_of_another_encoding(tmp_path):
+    refused(make(tmp_path / "a.txt", b"a\n\xe9"), "line 2: byte 0xe9 at offset 2 is not UTF-8", load=load_texts)
+
+
+def test_one_line_emoji_and_ten_thousand_words(tmp_path):
+    long = "mot " * 10_000
+    assert load_texts(make(tmp_path / "a.txt", "😀")) == ["😀"]
+    assert load_texts(make_rows(tmp_path / "a.csv", [{"text": long}, {"text": "😀"}])) == [long, "😀"]
+
+
+@pytest.mark.parametrize("extension", ["csv", "tsv", "json", "jsonl", "parquet"])
+def test_texts_of_a_column(tmp_path, extension):
+    rows = [{"sentence": "null", "n": "1"}, {"sentence": 'dit "oui"\tpuis\u0085 non\n', "n": "2"}]
+    path = make_rows(tmp_path / f"a.{extension}", rows)
+    assert load_texts(path, text_column="sentence") == [row["sentence"] for row in rows]
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str.strip)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(texts, st.sets(st.sampled_from(LABELS))), min_size=1, max_size=6),
+    st.sampled_from(["csv", "tsv", "json", "jsonl", "parquet"]),
+)
+def test_any_rows_come_back(tmp_path_factory, rows, extension):
+    path = tmp_path_factory.getbasetemp() / f"any.{extension}"
+    listed = extension not in ("csv", "tsv")
+    cells = [sorted(labels) if listed else "|".join(labels) for _, labels in rows]
+    make_rows(path, [{"text": text, "labels": cell} for (text, _), cell in zip(rows, cells, strict=True)])
+    dataset = load_labelled(path, label_names=LABELS, multi_label=True)
+    assert dataset["text"][:] == [text for text, _ in rows]
+    assert [set(row) for row in names(dataset)] == [labels for _, labels in rows]
