@@ -213,7 +213,7 @@ def _read_codes(cells: Sequence[Any], problems: Problems) -> tuple[list[str], li
     codes, labels = [], []
     for number, cell in enumerate(cells, start=1):
         try:
-            code = canonical_code(cell or "")
+            code = canonical_code("" if cell is None else str(cell))
         except ValueError as error:
             problems[str(error)].append(number)
             code = ""

@@ -224,6 +224,7 @@ def test_column_of_codes(tmp_path, extension):
 def test_wrong_codes_are_all_named(tmp_path):
     rows = [{"text": "a", "code": code} for code in ("ji", "jx+", "", "jm", "jx+")]
     message = refused(make_rows(tmp_path / "rows.csv", rows), "rows 2, 5: code 'jx+': unknown letter 'x'")
+    refused(make_rows(tmp_path / "rows.jsonl", [{"text": "a", "code": 3}]), "row 1: code '3': unknown letter '3'")
     assert "row 3: code ''" in message and "row 4: code 'jm': missing valence" in message
 
 

@@ -1,0 +1,28 @@
+# Everything runs in .venv, which the first target that needs it sets up.
+PYTHON ?= python3
+BIN := .venv/bin
+export HF_HUB_OFFLINE = 1
+export TOKENIZERS_PARALLELISM = false
+
+.PHONY: demo test lint install clean
+
+install: .venv/.installed
+
+.venv/.installed: setup.cfg constraints.txt pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,lint]'
+	touch $@
+
+demo: install
+	$(BIN)/python scripts/demo.py --output_dir runs/demo
+
+test: install
+	$(BIN)/python -m pytest -q --durations=15
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv build dist *.egg-info runs
