@@ -50,9 +50,7 @@ def test_special_tokens_read_as_text_come_back_too(tokenizer, pieces):
     assert tokenizer.decode(ids, skip_special_tokens=True) == nfc(text)
 
 
-@pytest.mark.parametrize(
-    "text", [*FRENCH, "Dis-lui : « l'été, ça m'a plu… » — d’accord ?", "c 'est  là\n\nœuf"]
-)
+@pytest.mark.parametrize("text", [*FRENCH, "Dis-lui : « l'été, ça m'a plu… » — d’accord ?", "c 'est  là\n\nœuf"])
 def test_french_comes_back_as_written_and_composed(tokenizer, text):
     for form in ("NFC", "NFD"):
         ids = tokenizer(unicodedata.normalize(form, text)).input_ids

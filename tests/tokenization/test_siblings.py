@@ -93,6 +93,7 @@ def test_one_vocabulary_serves_every_sibling(kind, first, sibling):
     tokenizer(["A", "AB A"], padding=True, truncation=True, max_length=3)
     other, fresh = with_sibling(tokenizer, sibling), KINDS[kind](sibling)
     assert other.get_vocab() == tokenizer.get_vocab()
+    assert other.backend_tokenizer.padding is other.backend_tokenizer.truncation is None
     assert sorted(other.all_special_ids) == sorted(tokenizer.all_special_ids)
     assert other("A B A", "B").tokens() == fresh("A B A", "B").tokens()
     assert other.padding_side == TEMPLATES[sibling][2]
@@ -115,11 +116,11 @@ def test_sentinels_are_special_tokens_in_order():
     ids = tokenizer("ma <extra_id_0> et <extra_id_31>").input_ids
     assert set(ids) >= {sentinel_token_ids(tokenizer)[0], sentinel_token_ids(tokenizer)[31]}
     assert tokenizer.decode(ids, skip_special_tokens=True) == "ma  et "
+    for other in (tokenizer, with_sibling(tokenizer, "encoder")):
+        assert set(sentinel_token_ids(tokenizer)) < set(other.all_special_ids)
 
 
-@pytest.mark.parametrize(
-    ("sibling", "asked", "number"), [("encoder", None, 0), ("decoder", 3, 3), ("seq2seq", 0, 0)]
-)
+@pytest.mark.parametrize(("sibling", "asked", "number"), [("encoder", None, 0), ("decoder", 3, 3), ("seq2seq", 0, 0)])
 def test_the_number_of_sentinels_is_a_choice(sibling, asked, number):
     bpe = train_byte_level_bpe(TEXTS, 300, sibling=sibling, num_sentinels=asked, show_progress=False)
     characters = train_character_tokenizer(TEXTS, sibling=sibling, num_sentinels=asked)
@@ -158,6 +159,13 @@ def test_plain_auto_tokenizer_loads_it_in_a_process_without_this_package(tmp_pat
                 (folder / "config.json").write_text(json.dumps(config))
     loaded = load_elsewhere(tmp_path, list(tokenizers))
     assert loaded == [describe(tokenizer) for tokenizer in tokenizers.values()]
+
+
+def test_what_each_version_of_transformers_has_another_default_for_is_saved(tmp_path):
+    with_sibling(KINDS["bpe"]("encoder"), "decoder").save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert saved["model_input_names"] == ["input_ids", "attention_mask"]
+    assert (saved["padding_side"], saved["clean_up_tokenization_spaces"]) == ("left", False)
 
 
 def load_elsewhere(cwd, folders):
