@@ -32,6 +32,7 @@ from .modeling.encoder import (
 )
 from .modeling.seq2seq import FratrieSeq2SeqForConditionalGeneration, FratrieSeq2SeqModel
 from .modeling.stack import FratriePreTrainedModel
+from .pipelines.registration import register_pipelines
 
 __version__ = "0.1.0"
 
@@ -67,3 +68,5 @@ for _auto, _model in (
     (AutoModelForSeq2SeqLM, FratrieSeq2SeqForConditionalGeneration),
 ):
     _auto.register(_model.config_class, _model, exist_ok=True)
+
+register_pipelines()

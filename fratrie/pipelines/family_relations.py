@@ -1,0 +1,161 @@
+"""The task `family-relations`: who is spoken of in a French sentence about the family, and in which tone.
+
+Labels and names are those of the annotation guide of the family-relations corpus.
+"""
+
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
+
+import torch
+from transformers import AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
+
+from .text_pipeline import TextPipeline, read_text
+
+VALENCE_NAMES = {"+": "positive", "-": "négative", "0": "neutre", "i": "information"}
+PERSON_NAMES = {
+    "j": "je",
+    "f": "frère",
+    "s": "sœur",
+    "p": "père",
+    "m": "mère",
+    "a": "famille",
+    "t": "tierce personne",
+}
+STUDY_LABELS = (*VALENCE_NAMES, *PERSON_NAMES)
+
+
+class FamilyRelationsPipeline(TextPipeline):
+    """Labels sentences with the persons and the valence of the relations they tell of.
+
+    ```python
+    >>> import fratrie
+    >>> from transformers import pipeline
+    >>> label = pipeline("family-relations", model="runs/demo/model")
+    >>> label("Je m'entends bien avec ma mère.")
+    {'text': "Je m'entends bien avec ma mère.", 'labels': ['+', 'j', 'm'], 'persons': ['je', 'mère'],
+     'valence': ['positive']}
+    ```
+
+    A result holds the `text`, the `labels` (the characters of the annotation code), and the same labels by their
+    French names: `persons` and `valence`; all in the order of the study, `+ - 0 i j f s p m a t`. With `scores=True`
+    it also holds `scores`, the probability of each of the 11 labels.
+
+    Args:
+        model: any sequence-classification model with exactly these 11 labels, in any order.
+        threshold: the probability that a label must exceed to be given: one for all, or one a label
+            (`{"m": 0.3}`, the others keep theirs). By default the `label_thresholds` of the model's config, else
+            0.5. Here or in a call.
+        scores: return the probabilities. Here or in a call.
+        *args, **kwargs: as for Hugging Face's `Pipeline`.
+
+    Raises:
+        ValueError: the model has other labels, one label a text only, or thresholds that do not fit; or so has the
+            call.
+    """
+
+    task_name = "family-relations"
+    auto_model = AutoModelForSequenceClassification
+
+    def __init__(self, model: PreTrainedModel, *args: Any, **kwargs: Any) -> None:
+        self._columns = label_columns(model.config)
+        self._thresholds = config_thresholds(model.config)
+        super().__init__(model, *args, **kwargs)
+
+    def _sanitize_parameters(  # type: ignore[override] # each task names its own
+        self, threshold: float | Mapping[str, float] | None = None, scores: bool | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        postprocess: dict[str, Any] = {}
+        if threshold is not None:
+            current = getattr(self, "_postprocess_params", {}).get("thresholds", self._thresholds)
+            postprocess["thresholds"] = override_thresholds(current, threshold)
+        if scores is not None:
+            postprocess["scores"] = scores
+        return {}, {}, postprocess
+
+    def preprocess(self, input_: Any) -> dict[str, Any]:  # type: ignore[override]
+        """Tokens `(1, T)` of one input, and its text."""
+        text = read_text(input_)
+        return {**self.encode(text), "text": text}
+
+    def _forward(self, input_tensors: dict[str, Any]) -> dict[str, Any]:  # type: ignore[override]
+        text = input_tensors.pop("text")
+        return {"logits": self.model(**input_tensors).logits, "text": text}
+
+    def postprocess(  # type: ignore[override]
+        self, model_outputs: dict[str, Any], thresholds: dict[str, float] | None = None, scores: bool = False
+    ) -> dict[str, Any]:
+        """The result of one input, from its logits `(1, 11)`."""
+        probabilities = torch.sigmoid(model_outputs["logits"][0].double()).tolist()
+        by_label = {label: probabilities[self._columns[label]] for label in STUDY_LABELS}
+        limits = thresholds or self._thresholds
+        labels = [label for label, probability in by_label.items() if probability > limits[label]]
+        result = {
+            "text": model_outputs["text"],
+            "labels": labels,
+            "persons": [PERSON_NAMES[label] for label in labels if label in PERSON_NAMES],
+            "valence": [VALENCE_NAMES[label] for label in labels if label in VALENCE_NAMES],
+        }
+        return {**result, "scores": by_label} if scores else result
+
+
+def label_columns(config: PreTrainedConfig) -> dict[str, int]:
+    """The column of each label in the logits.
+
+    Raises:
+        ValueError: the labels are not exactly those of the study, or the model gives one label a text.
+    """
+    labels = _label_names(config)
+    way_out = "pipeline('text-classification', model=…, top_k=None) takes any labels."
+    if sorted(labels) != sorted(STUDY_LABELS):
+        missing = [label for label in STUDY_LABELS if label not in labels]
+        others = [label for label in labels if label not in STUDY_LABELS or labels.count(label) > 1]
+        raise ValueError(
+            f"The task 'family-relations' needs a model with exactly the labels {' '.join(STUDY_LABELS)}, but this "
+            f"one ({config.name_or_path or type(config).__name__}) lacks {' '.join(missing) or 'none'} and has "
+            f"{', '.join(others[:12]) or 'none'} besides: {way_out}"
+        )
+    if config.problem_type not in (None, "multi_label_classification"):
+        raise ValueError(
+            f"The task 'family-relations' gives several labels a text, but the model was trained for problem_type="
+            f"{config.problem_type!r}: {way_out}"
+        )
+    return {label: labels.index(label) for label in STUDY_LABELS}
+
+
+def config_thresholds(config: PreTrainedConfig) -> dict[str, float]:
+    """The threshold of each label: the config's `label_thresholds`, which follow `id2label`, or 0.5.
+
+    Raises:
+        ValueError: there are not as many as labels, or one lies outside [0, 1].
+    """
+    given = getattr(config, "label_thresholds", None)
+    if given is None:
+        return dict.fromkeys(STUDY_LABELS, 0.5)
+    labels = _label_names(config)
+    if len(given) != len(labels):
+        raise ValueError(
+            f"config.label_thresholds has {len(given)} values for {len(labels)} labels: give one a label."
+        )
+    return override_thresholds({}, dict(zip(labels, given, strict=True)))
+
+
+def override_thresholds(current: Mapping[str, float], threshold: float | Mapping[str, float]) -> dict[str, float]:
+    """The current thresholds with one for all labels, or some labels' own, in their place.
+
+    Raises:
+        ValueError: a label is unknown, or a threshold is not a number in [0, 1].
+    """
+    by_label = threshold if isinstance(threshold, Mapping) else dict.fromkeys(STUDY_LABELS, threshold)
+    for label, value in by_label.items():
+        if label not in STUDY_LABELS:
+            raise ValueError(f"threshold for the unknown label {label!r}: choose from {' '.join(STUDY_LABELS)}.")
+        if not isinstance(value, Real) or not 0 <= value <= 1:
+            raise ValueError(
+                f"threshold={threshold!r}: give a probability from 0 to 1, or a dict such as {{'m': 0.3}}."
+            )
+    return {**current, **by_label}
+
+
+def _label_names(config: PreTrainedConfig) -> list[str]:
+    return [str(label) for _, label in sorted((config.id2label or {}).items())]

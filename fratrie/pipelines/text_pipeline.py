@@ -1,0 +1,139 @@
+"""What the text pipelines share: the forms of input, truncation that is said, saving with or without code."""
+
+import logging
+from collections.abc import Iterable, Mapping, Sized
+from functools import cached_property
+from os import PathLike
+from typing import Any, ClassVar
+
+from torch import nn
+from torch.utils.data import Dataset
+from transformers import BatchEncoding, PreTrainedModel
+from transformers.pipelines.base import Pipeline
+
+logger = logging.getLogger(__name__)
+
+
+class TextPipeline(Pipeline):
+    """A pipeline over texts; the tasks derive from it.
+
+    Args:
+        **kwargs: those of Hugging Face's `Pipeline` (model, tokenizer, device, batch_size, num_workers, …) and the
+            parameters of the task.
+    """
+
+    task_name: ClassVar[str]
+    auto_model: ClassVar[type]
+    model: Any
+    tokenizer: Any
+
+    _load_tokenizer: Any = True
+    _load_processor: Any = False
+    _load_image_processor: Any = False
+    _load_video_processor: Any = False
+    _load_feature_extractor: Any = False
+
+    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run the task on one text or many.
+
+        Args:
+            inputs: a text, or a mapping with a `"text"` (a row of a dataset); or any number of them: a list, a
+                column or a whole dataset, a generator.
+            *args: none; Hugging Face ignores them with a warning.
+            **kwargs: `batch_size`, `num_workers`, and the parameters of the task.
+
+        Returns:
+            The result of one text; a list of results for inputs of known length; otherwise, and for a dataset of
+            torch, an iterator that reads the inputs as it goes.
+
+        Raises:
+            ValueError: an input is not a text, or has no token; batches with a tokenizer that has no padding token.
+        """
+        if isinstance(inputs, (str, Mapping)):
+            return super().__call__(inputs, *args, **kwargs)
+        if isinstance(inputs, Sized) and not len(inputs):
+            return []
+        if isinstance(inputs, (list, Dataset)):
+            return super().__call__(inputs, *args, **kwargs)
+        if not isinstance(inputs, Iterable):
+            raise ValueError(f"The input is {inputs!r}: give a text, or a list, dataset or generator of texts.")
+        # Hugging Face runs through lists, generators and datasets of torch only, and takes the rest for one input.
+        results = super().__call__((item for item in inputs), *args, **kwargs)
+        return list(results) if isinstance(inputs, Sized) else results
+
+    @cached_property
+    def max_tokens(self) -> int | None:
+        """The most tokens of an input: what tokenizer and model allow, `None` for any number."""
+        limits = [self.tokenizer.model_max_length] if self.tokenizer.model_max_length < 10**9 else []
+        if positions := stack_positions(self.model, "encoder"):
+            limits.append(positions - _reserved_positions(self.model, positions))
+        return min(limits, default=None)
+
+    def encode(self, text: str, truncation: bool = True) -> BatchEncoding:
+        """Tokens of one text as tensors `(1, T)`, cut at `max_tokens` with a warning.
+
+        Raises:
+            ValueError: there is no token.
+        """
+        encoding = self.tokenizer(text, return_tensors="pt", verbose=False)
+        length, limit = encoding["input_ids"].shape[-1], self.max_tokens
+        if not length:
+            raise ValueError(
+                f"The text {_excerpt(text)} has no token: leave it out, or use a tokenizer that adds special tokens."
+            )
+        if not truncation or limit is None or length <= limit:
+            return encoding
+        logger.warning("A text of %d tokens is cut to the %d that are read: %s", length, limit, _excerpt(text))
+        return self.tokenizer(text, truncation=True, max_length=limit, return_tensors="pt")
+
+    def save_pretrained(self, save_directory: str | PathLike[str], with_code: bool = False, **kwargs: Any) -> None:
+        """Save model and tokenizer, to be loaded by `pipeline(task, model=save_directory)` after `import fratrie`.
+
+        Args:
+            save_directory: a folder, made where there is none.
+            with_code: also save the code of this pipeline and note it in the config. Such a folder names its own
+                task, `pipeline(model=save_directory, trust_remote_code=True)`, and needs no fratrie for its
+                pipeline, but Hugging Face loads it with `trust_remote_code=True` only.
+            **kwargs: for the `save_pretrained` of model and tokenizer.
+        """
+        # Only the copy of the config that is written speaks of code, and only beside that code.
+        vars(self.model.config).pop("custom_pipelines", None)
+        if not with_code:
+            self.model.save_pretrained(save_directory, **kwargs)
+            self.tokenizer.save_pretrained(save_directory, **kwargs)
+            return
+        implementation = {"impl": type(self), "pt": (self.auto_model,), "type": "text"}
+        self._registered_impl = {self.task_name: implementation}
+        super().save_pretrained(save_directory, **kwargs)
+        vars(self.model.config).pop("custom_pipelines", None)
+
+
+def read_text(item: Any) -> str:
+    """The text of an input: the input itself, or its `"text"`.
+
+    Raises:
+        ValueError: it holds no text.
+    """
+    text = item.get("text") if isinstance(item, Mapping) else item
+    if isinstance(text, str):
+        return text
+    if isinstance(item, Mapping):
+        raise ValueError(f"The input has the fields {sorted(map(str, item))}, but no text in a field 'text'.")
+    raise ValueError(f"The input is {item!r}, expected a text.")
+
+
+def stack_positions(model: PreTrainedModel, side: str) -> int | None:
+    """Number of positions of the encoder or the decoder (`side`) of a model, where its config has one."""
+    stack = getattr(model.config, side, model.config)
+    return getattr(stack, "max_position_embeddings", None)
+
+
+def _reserved_positions(model: PreTrainedModel, positions: int) -> int:
+    # RoBERTa and its kin give tokens the positions after the padding index only.
+    tables = (m for name, m in model.named_modules() if "position" in name and isinstance(m, nn.Embedding))
+    padding = (t.padding_idx for t in tables if t.num_embeddings == positions and t.padding_idx is not None)
+    return next((index + 1 for index in padding), 0)
+
+
+def _excerpt(text: str, width: int = 60) -> str:
+    return repr(text if len(text) <= width else text[: width - 1] + "…")

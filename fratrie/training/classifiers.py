@@ -1,0 +1,274 @@
+"""Sentence classifiers of any Hugging Face family: built, loaded, weighted and frozen for fine-tuning."""
+
+import logging
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import (
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging as transformers_logging
+
+from .metrics import MULTI_LABEL, REGRESSION, SINGLE_LABEL, ProblemType
+
+logger = logging.getLogger(__name__)
+
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+_TOKENIZERS = (
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "sentencepiece.bpe.model",
+    "spiece.model",
+    "tokenizer.model",
+)
+_LOADING_ERRORS = (RuntimeError, KeyError, TypeError, AttributeError, SafetensorError, StrictDataclassError)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a classifier answers: its problem type and the names of its outputs, in order."""
+
+    problem_type: ProblemType
+    labels: list[str]
+
+    @classmethod
+    def from_config(cls, config: PreTrainedConfig) -> "Task":
+        """Read the task off a config; no problem type means regression for one output, else one label."""
+        names = cast(dict[int, str], config.id2label)
+        labels = [names[i] for i in range(len(names))]
+        return cls(config.problem_type or (REGRESSION if len(labels) == 1 else SINGLE_LABEL), labels)
+
+
+def check_checkpoint(folder: str | os.PathLike[str], tokenizer: bool = True) -> Path:
+    """The folder, if it holds a config, safetensors weights and (unless told otherwise) a tokenizer.
+
+    Raises:
+        ValueError: says what is missing.
+    """
+    path = Path(folder)
+    if not path.is_dir():
+        raise ValueError(f"{path} is not a folder; give the folder of a checkpoint (config.json, weights, tokenizer)")
+    missing = [] if (path / "config.json").is_file() else ["config.json"]
+    if not any((path / name).is_file() for name in _WEIGHTS):
+        pickled = (path / "pytorch_model.bin").is_file()
+        missing.append("model.safetensors" + " (pytorch_model.bin is not read: pickle is unsafe)" * pickled)
+    if tokenizer and not any((path / name).is_file() for name in _TOKENIZERS):
+        missing.append("tokenizer.json")
+    if missing:
+        raise ValueError(f"{path} is not a complete checkpoint: it lacks {', '.join(missing)}")
+    return path
+
+
+def load_tokenizer(folder: str | os.PathLike[str]) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a folder.
+
+    Raises:
+        ValueError: there is none, it cannot be read, or it has no pad token.
+    """
+    path = Path(folder)
+    if not any((path / name).is_file() for name in _TOKENIZERS):
+        raise ValueError(f"{path} holds no tokenizer (tokenizer.json); train one with scripts/train_tokenizer.py")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except Exception as error:  # the tokenizers library raises bare exceptions
+        raise ValueError(f"the tokenizer in {path} cannot be read: {error}") from error
+    if tokenizer.pad_token_id is None:
+        raise ValueError(
+            f"the tokenizer in {path} has no pad token, so texts of different length cannot share a batch: "
+            "set one, for example tokenizer.pad_token = tokenizer.eos_token, and save it again"
+        )
+    return tokenizer
+
+
+@dataclass(frozen=True)
+class Head:
+    """Choices of the classification head and its loss; `None` keeps what the config says."""
+
+    pooling: str | None = None
+    hidden_sizes: list[int] | None = None
+    class_weights: list[float] | None = None
+
+
+def new_classifier(
+    config: PreTrainedConfig, task: Task, head: Head, checkpoint: Path | None = None
+) -> tuple[PreTrainedModel, set[str]]:
+    """A classifier for the task: around the weights of a checkpoint, or from scratch.
+
+    Returns:
+        The model in float32, and the names of the weights that the checkpoint did not give.
+
+    Raises:
+        ValueError: no such head, weights that do not fit, or a choice that the model does not have.
+    """
+    _set_head(config, task, head)
+    if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+        raise ValueError(f"model type {config.model_type!r} has no head that classifies sequences; use an encoder")
+    try:
+        if checkpoint is None:
+            model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
+            new = {name for name, _ in model.named_parameters()}
+        else:
+            model, info = _read_model(checkpoint, config=config, dtype=torch.float32, ignore_mismatched_sizes=True)
+            new = set(info["missing_keys"]) | {name for name, *_ in info["mismatched_keys"]}
+    except _LOADING_ERRORS as error:
+        raise ValueError(f"{checkpoint or config.model_type}: the model cannot be built: {error}") from error
+    _check_only_the_head_is_new(model, new, checkpoint)
+    weights = head.class_weights
+    if weights and not (task.problem_type == MULTI_LABEL and hasattr(config, "pos_weight")):
+        weigh_loss(model, task.problem_type, weights)
+    return model, new
+
+
+def _set_head(config: PreTrainedConfig, task: Task, head: Head) -> None:
+    config.id2label = dict(enumerate(task.labels))
+    config.label2id = {label: i for i, label in enumerate(task.labels)}
+    config.problem_type = task.problem_type
+    own = {"classifier_pooling": head.pooling, "classifier_hidden_sizes": head.hidden_sizes}
+    for name, value in own.items():
+        if value is None:
+            continue
+        if not hasattr(config, name):
+            raise ValueError(f"{name}={value}: a {config.model_type!r} model has no such choice; leave it out")
+        try:
+            setattr(config, name, value)
+        except StrictDataclassError as error:
+            raise ValueError(f"{name}={value} does not fit a {config.model_type!r} model: {error}") from error
+    if hasattr(config, "label_thresholds"):
+        config.label_thresholds = None
+    if hasattr(config, "pos_weight"):
+        config.pos_weight = head.class_weights if task.problem_type == MULTI_LABEL else None
+
+
+def _read_model(path: Path, **choices: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """Model and loading report; the callers judge the report, so the library need not print it as well."""
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        return AutoModelForSequenceClassification.from_pretrained(
+            path, local_files_only=True, use_safetensors=True, output_loading_info=True, **choices
+        )
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+
+
+def _check_only_the_head_is_new(model: PreTrainedModel, new: set[str], checkpoint: Path | None) -> None:
+    if checkpoint is None:
+        logger.info("all weights are new: the model learns from scratch")
+        return
+    body = sorted(name for name in new if name.startswith(f"{model.base_model_prefix}.") and "pooler" not in name)
+    if body:
+        raise ValueError(
+            f"{checkpoint} does not fit its config: {len(body)} weights of the body are missing or of "
+            f"another shape, such as {', '.join(body[:3])}"
+        )
+    logger.info("new weights: %s", ", ".join(sorted(new)) or "none")
+
+
+def weigh_loss(model: PreTrainedModel, problem_type: str, weights: Sequence[float]) -> None:
+    """Let the model return a loss weighted by class, for heads whose config knows no weights.
+
+    Several labels: binary cross-entropy with the weights on the positive term; one label: cross-entropy
+    with a weight a class. Both are sums over targets divided by `num_items_in_batch`, or by their number.
+    """
+    forward = model.forward
+    weight = torch.tensor(list(weights))
+
+    def weighted(
+        *args: Any, labels: Tensor | None = None, num_items_in_batch: Tensor | None = None, **kwargs: Any
+    ) -> Any:
+        output = forward(*args, **kwargs)
+        if labels is None:
+            return output
+        logits = output.logits.float()
+        if problem_type == MULTI_LABEL:
+            total = nn.functional.binary_cross_entropy_with_logits(
+                logits, labels.float(), pos_weight=weight.to(logits.device), reduction="sum"
+            )
+        else:
+            total = nn.functional.cross_entropy(logits, labels, weight.to(logits.device), reduction="sum")
+        output["loss"] = total / (labels.numel() if num_items_in_batch is None else num_items_in_batch)
+        return output
+
+    setattr(model, "forward", weighted)  # noqa: B010 (a method of this one model)
+
+
+def freeze_below(model: PreTrainedModel, trainable_layers: int, new: set[str]) -> list[str]:
+    """Freeze the body of a classifier but its top layers.
+
+    The head, the pooler and the weights that no checkpoint gave stay trainable.
+
+    Args:
+        model: with a list of layers in its body, as long as `config.num_hidden_layers`.
+        trainable_layers: number of layers from the top; -1 freezes nothing, 0 trains the head alone.
+        new: names of weights without pretrained values, as `new_classifier` returns them.
+
+    Returns:
+        Names of the trainable weights.
+
+    Raises:
+        ValueError: a number out of range, or not one list of layers to count.
+    """
+    count = model.config.num_hidden_layers
+    if not -1 <= trainable_layers <= count:
+        raise ValueError(f"trainable_layers={trainable_layers}: the model has {count} layers; give -1 to {count}")
+    if trainable_layers >= 0:
+        body = model.base_model
+        stack = _layer_list(body, count)
+        top = tuple(f"{stack}.{i}." for i in range(count - trainable_layers, count))
+        prefix = f"{model.base_model_prefix}."
+        for name, weight in body.named_parameters():
+            weight.requires_grad_(name.startswith(top) or "pooler" in name or prefix + name in new)
+    return [name for name, weight in model.named_parameters() if weight.requires_grad]
+
+
+def _layer_list(body: nn.Module, count: int) -> str:
+    """The name of the one list of `count` modules that is not part of another list."""
+    stacks = [
+        name
+        for name, part in body.named_modules()
+        if isinstance(part, nn.ModuleList) and len(part) == count and not re.search(r"\.\d+\.", name)
+    ]
+    if len(stacks) != 1:
+        raise ValueError(
+            f"trainable_layers: {type(body).__name__} has {len(stacks)} lists of {count} layers "
+            f"({', '.join(stacks)}), expected one; use -1"
+        )
+    return stacks[0]
+
+
+def load_classifier(folder: str | os.PathLike[str]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, Task]:
+    """Load a fine-tuned classifier with its tokenizer, ready to predict.
+
+    Raises:
+        ValueError: says what the folder lacks.
+    """
+    path = check_checkpoint(folder)
+    tokenizer = load_tokenizer(path)
+    try:
+        config = AutoConfig.from_pretrained(path, local_files_only=True)
+        if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+            raise ValueError(f"{path}: model type {config.model_type!r} has no head that classifies sequences")
+        model, info = _read_model(path)
+    except _LOADING_ERRORS as error:
+        raise ValueError(f"{path}: the model cannot be loaded: {error}") from error
+    if info["missing_keys"]:
+        raise ValueError(
+            f"{path} is not a fine-tuned classifier: it lacks {', '.join(sorted(info['missing_keys'])[:4])}; "
+            "fine-tune it first with scripts/finetune.py"
+        )
+    return model.eval(), tokenizer, Task.from_config(model.config)

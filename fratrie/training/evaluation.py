@@ -1,0 +1,130 @@
+"""Evaluation over all processes, each row counted once and drawn with the same masks every time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object, send_to_device
+from torch import Tensor
+from torch.utils.data import Dataset
+from transformers import PreTrainedModel, set_seed
+
+from .batches import Collator, seed_for
+from .objective import Objective
+
+
+def evaluate_loss(
+    model: PreTrainedModel, accelerator: Accelerator, dataset: Dataset, collator: Collator, batch_size: int
+) -> dict[str, float]:
+    """Mean loss over all targets of `dataset`, equal on all processes: `eval_loss` and `eval_targets`.
+
+    Raises `ValueError` where there is no target at all.
+    """
+    objective = Objective(accelerator.unwrap_model(model))
+    loss_sum, targets = 0.0, 0
+    with evaluating(model):
+        for _, inputs, filler in _batches(accelerator, dataset, collator, batch_size):
+            count = objective.count(inputs)
+            loss = float(objective.share(_bare(model, accelerator), inputs, count, total=1))
+            if not filler:
+                loss_sum, targets = loss_sum + loss, targets + count
+    loss_sum, targets = (sum(parts) for parts in zip(*gather_object([(loss_sum, targets)]), strict=True))
+    if not targets:
+        raise ValueError("the evaluation data hold no target; give more text or mask a larger share")
+    return {"eval_loss": loss_sum / targets, "eval_targets": targets}
+
+
+def perplexity(loss: float) -> float:
+    """exp(`loss`), infinite where it overflows."""
+    return math.exp(loss) if loss < 700 else math.inf
+
+
+def predict(
+    model: PreTrainedModel, accelerator: Accelerator, dataset: Dataset, collator: Collator, batch_size: int
+) -> tuple[Tensor, Tensor | None]:
+    """Logits and labels of every row once, in the dataset's order, on the CPU, equal on all processes.
+
+    For heads whose rows have equal shapes (sequence classification). The labels are None where the collator
+    gives none.
+
+    Returns:
+        Logits in float32 `(n, …)` and labels `(n, …)`.
+    """
+    pieces: list[tuple[int, Tensor, Tensor | None]] = []
+    with evaluating(model):
+        for place, inputs, filler in _batches(accelerator, dataset, collator, batch_size):
+            labels = inputs.pop("labels", None)
+            logits = _bare(model, accelerator)(**inputs).logits
+            if not filler:
+                pieces.append((place, logits.float().cpu(), None if labels is None else labels.cpu()))
+    ordered = sorted(gather_object(pieces), key=lambda piece: piece[0])
+    known = [labels for _, _, labels in ordered if labels is not None]
+    return torch.cat([logits for _, logits, _ in ordered]), torch.cat(known) if known else None
+
+
+class CacheSwitch:
+    """Turns the key-value caches of a model off: they cost memory, and with one, packed documents leak."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        configs = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}
+        self.given = [(config, config.use_cache) for config in configs.values() if hasattr(config, "use_cache")]
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """No cache inside the context."""
+        self._set(given=False)
+        try:
+            yield
+        finally:
+            self._set(given=True)
+
+    @contextmanager
+    def as_given(self) -> Iterator[None]:
+        """Inside `off`, the configs as the model came, for saving them."""
+        self._set(given=True)
+        try:
+            yield
+        finally:
+            self._set(given=False)
+
+    def _set(self, given: bool) -> None:
+        for config, value in self.given:
+            config.use_cache = value if given else False
+
+
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Put `model` in evaluation mode without gradients and caches, and back into its mode after."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), CacheSwitch(model).off():
+            yield
+    finally:
+        model.train(training)
+
+
+def _bare(model: PreTrainedModel, accelerator: Accelerator) -> PreTrainedModel:
+    """DDP sends buffers around in each forward, which would hang where processes have no equal share."""
+    return accelerator.unwrap_model(model)
+
+
+def _batches(
+    accelerator: Accelerator, dataset: Dataset, collator: Collator, batch_size: int
+) -> Iterator[tuple[int, dict[str, Tensor], bool]]:
+    """This process's batches as (place, inputs on the device, filler): as many on every process."""
+    size = len(cast(Any, dataset))
+    if not size:
+        raise ValueError("the evaluation data have no rows; give files that hold text")
+    number = -(-size // batch_size)
+    for turn in range(-(-number // accelerator.num_processes)):
+        place = turn * accelerator.num_processes + accelerator.process_index
+        first = place * batch_size if place < number else 0
+        set_seed(seed_for(0, "evaluate", place))
+        inputs = collator([dataset[index] for index in range(first, min(first + batch_size, size))])
+        yield place, dict(send_to_device(inputs, accelerator.device)), place >= number

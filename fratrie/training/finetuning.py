@@ -1,0 +1,362 @@
+"""What fine-tuning, scoring and prediction of sentence classifiers share: data, rows, logits and scores."""
+
+import inspect
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
+from numpy.typing import NDArray
+from torch import nn
+from torch.utils.data import Dataset as TorchDataset
+from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
+
+from fratrie.data.corpus import load_family_relations, split_by_respondent
+from fratrie.data.loading import load_labelled
+from fratrie.data.tables import read_table
+
+from .classifiers import Task
+from .evaluation import predict
+from .metrics import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Scores, classification_scores
+
+logger = logging.getLogger(__name__)
+
+Rows = list[dict[str, Any]]
+
+
+@dataclass
+class ColumnOptions:
+    """How labelled files are read."""
+
+    text_column: str = field(default="text", metadata={"help": "Column of the texts (csv, jsonl, parquet)."})
+    label_column: str = field(default="labels", metadata={"help": "Column of the labels or values."})
+    group_column: str | None = field(
+        default=None,
+        metadata={"help": "Column that names who speaks; by default `respondent` or `group`, if there is one."},
+    )
+    problem_type: Literal["auto", "multi_label_classification", "single_label_classification", "regression"] = field(
+        default="auto",
+        metadata={"help": "Several labels a text, one, or a real value; `auto` tells the first two from the data."},
+    )
+
+
+def task_of(features: Features) -> Task:
+    """Read the task off the feature of the column `labels`.
+
+    `List(ClassLabel)` means several labels, `ClassLabel` one of several, a float a real value.
+
+    Raises:
+        ValueError: no such column, or a feature that says none of this.
+    """
+    target = features.get("labels")
+    if isinstance(target, List) and isinstance(target.feature, ClassLabel):
+        return Task(MULTI_LABEL, list(target.feature.names))
+    if isinstance(target, ClassLabel):
+        return Task(SINGLE_LABEL, list(target.names))
+    if isinstance(target, Value) and target.dtype.startswith("float"):
+        return Task(REGRESSION, ["value"])
+    raise ValueError(f"the column 'labels' has the feature {target}; expected List(ClassLabel), ClassLabel or a float")
+
+
+def targets_of(dataset: Dataset) -> NDArray[Any]:
+    """Targets as models take them: indicators (N, L) float, classes (N,) int or values (N,) float."""
+    task = task_of(dataset.features)
+    if task.problem_type != MULTI_LABEL:
+        return np.asarray(dataset["labels"], dtype=np.int64 if task.problem_type == SINGLE_LABEL else np.float32)
+    targets = np.zeros((len(dataset), len(task.labels)), dtype=np.float32)
+    for row, indices in enumerate(dataset["labels"]):
+        targets[row, indices] = 1
+    return targets
+
+
+def aligned_targets(dataset: Dataset, task: Task) -> NDArray[Any]:
+    """Targets of `targets_of`, with the labels in the order of a model's outputs.
+
+    Raises:
+        ValueError: data and model differ in problem type or labels.
+    """
+    data = task_of(dataset.features)
+    if data.problem_type != task.problem_type:
+        raise ValueError(f"the data are for {data.problem_type}, the model for {task.problem_type}")
+    targets = targets_of(dataset)
+    if task.problem_type == REGRESSION or data.labels == task.labels:
+        return targets
+    if set(data.labels) != set(task.labels):
+        raise ValueError(f"the data have the labels {' '.join(data.labels)}, the model {' '.join(task.labels)}")
+    order = [data.labels.index(label) for label in task.labels]
+    return targets[:, order] if task.problem_type == MULTI_LABEL else np.argsort(order)[targets]
+
+
+def read_labelled(
+    path: str | os.PathLike[str], columns: ColumnOptions, labels: Sequence[str] | None = None
+) -> Dataset:
+    """Read a labelled file (annotation format, csv, tsv, jsonl, parquet); `labels` fixes the known names.
+
+    Raises:
+        ValueError: wrong rows, each named; a missing column.
+        OSError: the file is missing or cannot be read.
+    """
+    if columns.problem_type == REGRESSION:
+        return _read_values(path, columns)
+    several = None if columns.problem_type == "auto" else columns.problem_type == MULTI_LABEL
+    return load_labelled(
+        path, labels, columns.text_column, columns.label_column, columns.group_column, multi_label=several
+    )
+
+
+def _read_values(path: str | os.PathLike[str], columns: ColumnOptions) -> Dataset:
+    table = read_table(path)
+    values, wrong = [], []
+    for number, cell in enumerate(table.column(columns.label_column, "label_column"), start=1):
+        try:
+            values.append(float(cell))
+        except (TypeError, ValueError):
+            wrong.append(f"row {number}: {cell!r}")
+    if wrong:
+        raise ValueError(f"{path}: regression needs a number in {columns.label_column!r}; {'; '.join(wrong[:20])}")
+    texts = table.column(columns.text_column, "text_column")
+    content = {"text": texts, "labels": values}
+    features = Features({"text": Value("string"), "labels": Value("float32")})
+    if columns.group_column:
+        content["respondent"] = [str(cell) for cell in table.column(columns.group_column, "group_column")]
+        features["respondent"] = Value("string")
+    return Dataset.from_dict(content, features=features)
+
+
+def load_parts(
+    files: Mapping[str, str | None],
+    columns: ColumnOptions,
+    labels: Sequence[str] | None = None,
+    validation_size: float = 0.1,
+    seed: int = 0,
+) -> DatasetDict:
+    """Labelled parts `train`, `validation` and `test`, as far as there are any.
+
+    Without a train file it is the shipped family-relations corpus. Without a validation file a part of train
+    becomes `validation`: whole respondents where the data name them, single rows elsewhere; none of it with
+    `validation_size=0`.
+
+    Args:
+        files: paths under the names of the parts.
+        columns: how to read them.
+        labels: the label names in order; by default those of the train file.
+        validation_size: share of the respondents (or rows).
+        seed: of that draw.
+
+    Raises:
+        ValueError, OSError: as the readers say; a test or validation file without a train file.
+    """
+    given = {part: path for part, path in files.items() if path}
+    if not given:
+        parts = load_family_relations()
+    elif "train" not in given:
+        raise ValueError(f"a {' and '.join(given)} file without a train file: give --train_file too")
+    else:
+        parts = DatasetDict(train=read_labelled(given["train"], columns, labels))
+        task = task_of(parts["train"].features)
+        columns = replace(columns, problem_type=task.problem_type)
+        for part in ("validation", "test"):
+            if part in given:
+                parts[part] = read_labelled(given[part], columns, task.labels)
+    if "validation" not in parts and validation_size:
+        parts.update(_split(parts["train"], validation_size, seed))
+    return parts
+
+
+def _split(train: Dataset, validation_size: float, seed: int) -> DatasetDict:
+    if "respondent" in train.column_names:
+        return split_by_respondent(train, validation_size, seed)
+    if len(train) < 2:
+        raise ValueError("one row cannot be split into train and validation; give more, or validation_size=0")
+    try:
+        halves = train.train_test_split(validation_size, seed=seed)
+    except ValueError as error:
+        raise ValueError(f"validation_size={validation_size} of {len(train)} rows: {error}") from error
+    return DatasetDict(train=halves["train"], validation=halves["test"])
+
+
+def check_every_label_occurs(dataset: Dataset, allow_missing: bool = False) -> None:
+    """Raise a `ValueError` that names the labels no row carries; only log it with `allow_missing`."""
+    task = task_of(dataset.features)
+    if task.problem_type == REGRESSION:
+        return
+    targets = targets_of(dataset)
+    counts = targets.sum(0) if task.problem_type == MULTI_LABEL else np.bincount(targets, minlength=len(task.labels))
+    missing = [label for label, count in zip(task.labels, counts, strict=True) if not count]
+    if missing and not allow_missing:
+        raise ValueError(
+            f"no training text carries the label {', '.join(map(repr, missing))}: it cannot be learnt. Add "
+            "such texts, leave the label out, take a smaller validation part, or pass --allow_missing_labels"
+        )
+    if missing:
+        logger.warning("no training text carries the label %s: it will never be predicted", ", ".join(missing))
+
+
+def balanced_weights(dataset: Dataset) -> list[float]:
+    """Weights that give rare labels the same pull as frequent ones.
+
+    Several labels: negatives / positives of each, for the positive term of the loss. One label: the weight
+    N / (L · count) of each class. A label that all or no rows carry weighs 1.
+
+    Raises:
+        ValueError: for regression, which has no classes.
+    """
+    task = task_of(dataset.features)
+    if task.problem_type == REGRESSION:
+        raise ValueError("class weights balance classes, but the targets are real values: use class_weights=none")
+    targets = targets_of(dataset)
+    if task.problem_type == MULTI_LABEL:
+        positives = targets.sum(0)
+        ratios = (len(targets) - positives) / np.maximum(positives, 1)
+        return [float(r) if 0 < p < len(targets) else 1.0 for r, p in zip(ratios, positives, strict=True)]
+    counts = np.bincount(targets, minlength=len(task.labels))
+    return [float(len(targets) / (len(counts) * count)) if count else 1.0 for count in counts]
+
+
+def max_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, requested: int | None = None) -> int | None:
+    """The most tokens a text may have: what model and tokenizer allow, or less where requested.
+
+    Raises:
+        ValueError: the request exceeds it.
+    """
+    limits = [tokenizer.model_max_length] if tokenizer.model_max_length < 10**9 else []
+    positions = getattr(model.config, "max_position_embeddings", None)
+    if positions:
+        limits.append(positions - _reserved_positions(model, positions))
+    limit = min(limits, default=None)
+    if requested is not None and not 1 <= requested <= (limit or requested):
+        raise ValueError(f"max_length={requested}: the model takes 1 to {limit} tokens")
+    return requested or limit
+
+
+def _reserved_positions(model: PreTrainedModel, positions: int) -> int:
+    """Positions up to the padding index, which RoBERTa and its kin never give to a token."""
+    tables = (m for n, m in model.named_modules() if "position" in n and isinstance(m, nn.Embedding))
+    padding = (t.padding_idx for t in tables if t.num_embeddings == positions and t.padding_idx is not None)
+    return next((index + 1 for index in padding), 0)
+
+
+def encode(
+    texts: Sequence[str],
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int | None = None,
+    targets: NDArray[Any] | None = None,
+) -> Rows:
+    """Turn texts into rows of model inputs; texts longer than the model are cut, and how many is logged.
+
+    Args:
+        texts: N texts.
+        model: the model that will read the rows.
+        tokenizer: its tokenizer.
+        max_length: tokens at most; the model's own limit when not given.
+        targets: what `targets_of` gives; becomes the entry `labels`. Shape: (N,) or (N, L)
+
+    Raises:
+        ValueError: a limit beyond the model's, a text without any token, or one the model has no embedding for.
+    """
+    limit = max_tokens(model, tokenizer, max_length)
+    encoded = tokenizer(list(texts), verbose=False)
+    names = set(inspect.signature(type(model).forward).parameters) & set(encoded)
+    rows: Rows = [{name: encoded[name][i] for name in names} for i in range(len(texts))]
+    long = [i for i, row in enumerate(rows) if limit and len(row["input_ids"]) > limit]
+    if long:
+        cut = tokenizer([texts[i] for i in long], truncation=True, max_length=limit)
+        for place, i in enumerate(long):
+            rows[i] = {name: cut[name][place] for name in names}
+        logger.warning("%d of %d texts are longer than %d tokens and were cut", len(long), len(texts), limit)
+    _check_ids(rows, model, tokenizer)
+    if targets is not None:
+        for row, target in zip(rows, targets.tolist(), strict=True):
+            row["labels"] = target
+    return rows
+
+
+def _check_ids(rows: Rows, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    empty = [str(number) for number, row in enumerate(rows, start=1) if not row["input_ids"]]
+    if empty:
+        raise ValueError(
+            f"text {', '.join(empty[:20])}: no token at all, since the tokenizer puts none around a text; leave it out"
+        )
+    size = cast(nn.Embedding, model.get_input_embeddings()).num_embeddings
+    highest = max([*(max(row["input_ids"]) for row in rows), cast(int, tokenizer.pad_token_id)])
+    if highest >= size:
+        raise ValueError(
+            f"the tokenizer gives the token {highest}, but the model has embeddings for {size}: "
+            "they do not belong together"
+        )
+
+
+def predict_logits(
+    model: PreTrainedModel,
+    accelerator: Accelerator,
+    rows: Rows,
+    tokenizer: PreTrainedTokenizerBase,
+    batch_size: int,
+) -> NDArray[np.float32]:
+    """Logits of every row, in the order of the rows; batches hold rows of similar length. Shape: (N, L)
+
+    Equal on all processes. Raises a `ValueError` for a logit that is not finite.
+    """
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i]["input_ids"]))
+    collator = DataCollatorWithPadding(tokenizer)
+    ordered = cast(TorchDataset, [rows[i] for i in order])
+    values, _ = predict(model, accelerator, ordered, collator, batch_size)
+    logits = np.empty(tuple(values.shape), dtype=np.float32)
+    logits[order] = values.numpy()
+    if not np.isfinite(logits).all():
+        row = int(np.argwhere(~np.isfinite(logits))[0][0])
+        raise ValueError(f"the model gives NaN or infinity for row {row + 1}: its weights are damaged")
+    return logits
+
+
+def score_rows(
+    model: PreTrainedModel,
+    accelerator: Accelerator,
+    rows: Rows,
+    tokenizer: PreTrainedTokenizerBase,
+    batch_size: int,
+) -> Scores:
+    """Scores of a classifier on rows with labels, decided by the thresholds of its config."""
+    task = Task.from_config(accelerator.unwrap_model(model).config)
+    logits = predict_logits(model, accelerator, rows, tokenizer, batch_size)
+    targets = np.asarray([row["labels"] for row in rows])
+    thresholds = getattr(accelerator.unwrap_model(model).config, "label_thresholds", None)
+    return classification_scores(logits, targets, task.problem_type, task.labels, thresholds)
+
+
+def open_inference() -> Accelerator:
+    """Accelerate without training: the processes that a launcher started, also where there is no GPU."""
+    several_on_cpu = int(os.environ.get("WORLD_SIZE", "1")) > 1 and not torch.accelerator.is_available()
+    accelerator = Accelerator(cpu=several_on_cpu)
+    log_from_main_process(accelerator)
+    return accelerator
+
+
+def log_from_main_process(accelerator: Accelerator) -> None:
+    """Show what this package logs on stderr, once; the records of the loop go to the progress bar and the tracker."""
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("fratrie").setLevel(logging.INFO if accelerator.is_main_process else logging.ERROR)
+    logging.getLogger("fratrie.training.loop").setLevel(logging.WARNING)
+
+
+def prepare_output(path: str | os.PathLike[str]) -> Path:
+    """The path of a file to write later, its folder created; what cannot be written fails here, before the work.
+
+    Raises:
+        OSError: the folder cannot be created, or the file not be opened.
+    """
+    output = Path(path)
+    existed = output.exists()
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with output.open("a", encoding="utf-8"):
+        pass
+    if not existed:
+        output.unlink(missing_ok=True)
+    return output

@@ -1,0 +1,68 @@
+"""Opening Accelerate, and refusing launches that would go wrong silently."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate.utils import DistributedType, GradientAccumulationPlugin, ProjectConfiguration
+
+from .options import TrainingOptions
+
+_SUPPORTED = {
+    *(DistributedType.NO, DistributedType.FSDP),
+    *(DistributedType.MULTI_CPU, DistributedType.MULTI_GPU, DistributedType.MULTI_XPU),
+}
+
+
+def create_accelerator(options: TrainingOptions) -> Accelerator:
+    """Open Accelerate as `options` and the launcher say; call it once, before loading data and model.
+
+    Raises:
+        ValueError: fp16, or a launch whose processes would not know of one another.
+        OSError: a folder that cannot be written.
+    """
+    output_dir = Path(options.output_dir)
+    output_dir.mkdir(parents=True, exist_ok=True)
+    if not os.access(output_dir, os.W_OK | os.X_OK):
+        raise PermissionError(f"cannot write in {output_dir}; choose another output_dir or change its rights")
+    # On a machine without GPU Accelerate joins several processes only if told that they are CPU processes.
+    several_on_cpu = _world_size() > 1 and not torch.accelerator.is_available()
+    accelerator = Accelerator(
+        cpu=several_on_cpu,
+        mixed_precision=options.mixed_precision,
+        # As a plugin: the launcher can override a bare number, and the loss would be divided twice.
+        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
+        log_with=None if options.report_to == "none" else options.report_to,
+        project_config=ProjectConfiguration(str(output_dir), logging_dir=str(output_dir / "logs")),
+        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=options.find_unused_parameters)],
+    )
+    _check_processes(accelerator)
+    if accelerator.mixed_precision not in ("no", "bf16"):
+        raise ValueError(f"mixed precision {accelerator.mixed_precision!r} is not supported; use 'bf16' or 'no'")
+    return accelerator
+
+
+def _world_size() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _check_processes(accelerator: Accelerator) -> None:
+    # `accelerate launch` without a distributed backend starts one process for any --num_processes above 1,
+    # of which only the rendezvous address remains to be seen.
+    swallowed = "ACCELERATE_MIXED_PRECISION" in os.environ and "MASTER_ADDR" in os.environ
+    if accelerator.num_processes != _world_size() or (swallowed and "WORLD_SIZE" not in os.environ):
+        raise ValueError(
+            f"several processes were asked for, but this one is process 1 of {accelerator.num_processes} and "
+            "would train alone. Launch several processes with `accelerate launch --multi_gpu --num_processes N`, "
+            "also on the CPU (there `--cpu` and MULTI_CPU start only one)"
+        )
+    if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true" and not accelerator.is_fsdp2:
+        raise ValueError(
+            f"FSDP was asked for, but Accelerate runs {accelerator.distributed_type.value} on {accelerator.device}: "
+            "FSDP needs GPUs and fsdp_version 2; on the CPU launch with --multi_gpu alone"
+        )
+    if accelerator.distributed_type not in _SUPPORTED:
+        raise ValueError(f"{accelerator.distributed_type.value} is not supported; use DDP or FSDP2")

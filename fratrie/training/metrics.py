@@ -1,0 +1,288 @@
+"""Scores of sentence classification: precision, recall, F1 and support of every label, and their means.
+
+Counting is scikit-learn's, with 0 where a ratio has no denominator. Everything here is numpy: the caller
+gathers predictions from all processes first (`accelerator.gather_for_metrics`), so each sample counts once.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+ProblemType = Literal["multi_label_classification", "single_label_classification", "regression"]
+MULTI_LABEL: Final = "multi_label_classification"
+SINGLE_LABEL: Final = "single_label_classification"
+REGRESSION: Final = "regression"
+PROBLEM_TYPES = (MULTI_LABEL, SINGLE_LABEL, REGRESSION)
+Scores = dict[str, Any]
+
+
+def multilabel_scores(predictions: ArrayLike, references: ArrayLike, labels: Sequence[str] | None = None) -> Scores:
+    """Score indicator predictions against indicator references.
+
+    Args:
+        predictions: 0 or 1 for every sample and label. Shape: (N, L)
+        references: the same for the truth. Shape: (N, L)
+        labels: the L label names; their positions when not given.
+
+    Returns:
+        `{"precision": {label: …}, "recall": {label: …}, "f1": {label: …}, "support": {label: …}}` with the
+        means `macro_*` (over labels) and `micro_*` (over all decisions) of the first three, and `samples`.
+
+    Raises:
+        ValueError: shapes that differ, a value other than 0 and 1, no sample, or a wrong number of names.
+    """
+    predicted, truth = _indicators(predictions, "predictions"), _indicators(references, "references")
+    if predicted.shape != truth.shape:
+        raise ValueError(f"predictions have the shape {predicted.shape}, references {truth.shape}; give equal shapes")
+    names = _names(labels, truth.shape[1])
+    if len(names) == 1:  # scikit-learn takes a single column for a binary problem, whose class 1 is the label
+        return _label_scores(predicted.ravel(), truth.ravel(), [1], names)
+    return _label_scores(predicted, truth, list(range(len(names))), names)
+
+
+def single_label_scores(predictions: ArrayLike, references: ArrayLike, labels: Sequence[str] | None = None) -> Scores:
+    """Score class indices against class indices: the fields of `multilabel_scores`, and `accuracy`.
+
+    Args:
+        predictions: the predicted class of every sample. Shape: (N,)
+        references: the true class of every sample. Shape: (N,)
+        labels: the class names, by index; as many as the largest index needs when not given.
+
+    Raises:
+        ValueError: lengths that differ, no sample, or an index without a name.
+    """
+    predicted, truth = np.asarray(predictions, dtype=int), np.asarray(references, dtype=int)
+    if predicted.shape != truth.shape or predicted.ndim != 1 or not len(truth):
+        raise ValueError(f"expected two equal lists of classes, got the shapes {predicted.shape} and {truth.shape}")
+    highest = int(max(predicted.max(), truth.max()))
+    names = _names(labels, highest + 1 if labels is None else len(labels))
+    if highest >= len(names) or min(predicted.min(), truth.min()) < 0:
+        raise ValueError(f"class indices must lie in 0…{len(names) - 1} (labels: {', '.join(names)})")
+    scores = _label_scores(predicted, truth, list(range(len(names))), names)
+    return scores | {"accuracy": float(np.mean(predicted == truth))}
+
+
+def regression_scores(predictions: ArrayLike, references: ArrayLike) -> Scores:
+    """Mean squared error, mean absolute error and R² of real values. Shapes: (N,) or (N, L)
+
+    Raises:
+        ValueError: shapes that differ, or no sample.
+    """
+    from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
+
+    predicted, truth = np.asarray(predictions, dtype=float), np.asarray(references, dtype=float)
+    if predicted.shape != truth.shape or not len(truth):
+        raise ValueError(f"predictions have the shape {predicted.shape}, references {truth.shape}; give equal shapes")
+    return {
+        "mse": float(mean_squared_error(truth, predicted)),
+        "mae": float(mean_absolute_error(truth, predicted)),
+        "r2": float(r2_score(truth, predicted)) if len(truth) > 1 else float("nan"),
+        "samples": len(truth),
+    }
+
+
+def probabilities(logits: ArrayLike, problem_type: str) -> NDArray[np.float64]:
+    """Sigmoid of the logits for several labels, softmax for one, the values as they are for regression.
+
+    Shape: (N, L) → (N, L)
+
+    Raises:
+        ValueError: an unknown problem type.
+    """
+    from scipy.special import expit, softmax
+
+    values = np.asarray(logits, dtype=np.float64)
+    if problem_type == MULTI_LABEL:
+        return expit(values)
+    if problem_type == SINGLE_LABEL:
+        return softmax(values, axis=-1)
+    if problem_type == REGRESSION:
+        return values
+    raise ValueError(f"problem type {problem_type!r} is not one of {', '.join(PROBLEM_TYPES)}")
+
+
+def classification_scores(
+    logits: ArrayLike,
+    references: ArrayLike,
+    problem_type: str,
+    labels: Sequence[str] | None = None,
+    thresholds: Sequence[float] | None = None,
+) -> Scores:
+    """Decide from logits as the problem type says, then score the decisions.
+
+    Args:
+        logits: what the model returns. Shape: (N, L)
+        references: indicators (N, L), class indices (N,), or real values, by problem type.
+        problem_type: one of `PROBLEM_TYPES`.
+        labels: the L label names.
+        thresholds: for several labels, the probability that each label must exceed; 0.5 when not given.
+
+    Raises:
+        ValueError: an unknown problem type, or values that do not fit together.
+    """
+    values = probabilities(logits, problem_type)
+    if problem_type == MULTI_LABEL:
+        return multilabel_scores(decide(values, thresholds), references, labels)
+    if problem_type == SINGLE_LABEL:
+        return single_label_scores(values.argmax(-1), references, labels)
+    truth = np.asarray(references, dtype=float)
+    return regression_scores(values.reshape(truth.shape), truth)
+
+
+def decide(probabilities: ArrayLike, thresholds: Sequence[float] | None = None) -> NDArray[np.int64]:
+    """1 where a label's probability exceeds its threshold (0.5 when not given). Shape: (N, L) → (N, L)
+
+    Raises:
+        ValueError: a number of thresholds other than L.
+    """
+    values = np.asarray(probabilities)
+    limits = np.asarray(0.5 if thresholds is None else thresholds, dtype=float)
+    if limits.ndim and limits.shape != values.shape[-1:]:
+        raise ValueError(f"{limits.size} thresholds for {values.shape[-1]} labels; give one a label")
+    return (values > limits).astype(np.int64)
+
+
+def decided_labels(
+    probabilities: ArrayLike,
+    problem_type: ProblemType,
+    labels: Sequence[str],
+    thresholds: Sequence[float] | None = None,
+) -> list[list[str]]:
+    """Names of the labels that each sample gets: those above their thresholds, or the most probable one.
+
+    Args:
+        probabilities: Shape: (N, L)
+        problem_type: several labels or one; real values have no labels.
+        labels: the L label names.
+        thresholds: for several labels; 0.5 when not given.
+    """
+    values = np.asarray(probabilities)
+    if problem_type == MULTI_LABEL:
+        chosen = decide(values, thresholds)
+        return [[label for label, on in zip(labels, row, strict=True) if on] for row in chosen]
+    return [[labels[i]] if problem_type == SINGLE_LABEL else [] for i in values.argmax(-1)]
+
+
+def tune_thresholds(probabilities: ArrayLike, references: ArrayLike) -> list[float]:
+    """The threshold of every label that gives it the best F1 on these samples.
+
+    Candidates lie half-way between neighbouring probabilities and below the lowest; the one nearest to 0.5
+    wins a tie. A label that has no positive or no negative sample here keeps 0.5. Use samples apart from
+    train and test: the thresholds fit the samples they are tuned on.
+
+    Args:
+        probabilities: Shape: (N, L)
+        references: indicators. Shape: (N, L)
+    """
+    values, truth = np.asarray(probabilities, dtype=float), _indicators(references, "references")
+    if values.shape != truth.shape:
+        raise ValueError(f"probabilities have the shape {values.shape}, references {truth.shape}; give equal shapes")
+    return [_best_threshold(values[:, i], truth[:, i]) for i in range(values.shape[1])]
+
+
+def _best_threshold(values: NDArray[np.float64], truth: NDArray[np.int64]) -> float:
+    if truth.min() == truth.max():
+        return 0.5
+    distinct = np.unique(values)
+    candidates = np.append((distinct[1:] + distinct[:-1]) / 2, (distinct[0] / 2, 0.5))
+    chosen = values[:, None] > candidates
+    true_positives = (chosen & (truth[:, None] == 1)).sum(0)
+    f1 = 2 * true_positives / (chosen.sum(0) + truth.sum())
+    best = candidates[np.isclose(f1, f1.max())]
+    return float(best[np.abs(best - 0.5).argmin()])
+
+
+def scores_table(methods: Mapping[str, Scores]) -> str:
+    """The scores of one or more methods as text: labels in columns, one block a measure, one row a method.
+
+    Regression scores, which have no labels, give one row a method with their values in columns.
+    """
+    first = next(iter(methods.values()))
+    if "f1" not in first:
+        columns = [name for name in first if name != "samples"]
+        rows = [[method, *(_figure(scores[name]) for name in columns)] for method, scores in methods.items()]
+        return _aligned([["Method", *columns], *rows])
+    labels = list(first["f1"])
+    width = len(labels) + 3
+    rows = [
+        ["Label", *labels, "macro", "micro"],
+        ["Support", *(str(first["support"][label]) for label in labels), "", ""],
+    ]
+    for measure, title in (("precision", "Precision"), ("recall", "Recall"), ("f1", "F1")):
+        rows.append([title, *[""] * (width - 1)])
+        for method, scores in methods.items():
+            figures = [*(scores[measure][label] for label in labels)]
+            figures += [scores[f"macro_{measure}"], scores[f"micro_{measure}"]]
+            rows.append([f"  {method}", *map(_figure, figures)])
+    accuracies = [f"Accuracy  {name}: {_figure(s['accuracy'])}" for name, s in methods.items() if "accuracy" in s]
+    return "\n".join([_aligned(rows), *accuracies])
+
+
+def markdown_table(scores: Scores) -> str:
+    """The scores of one method as a Markdown table: one row a label, then the means."""
+    if "f1" not in scores:
+        rows = [f"| {name} | {_figure(value)} |" for name, value in scores.items() if name != "samples"]
+        return "\n".join(["| measure | value |", "|---|---|", *rows])
+    lines = ["| label | precision | recall | F1 | support |", "|---|---|---|---|---|"]
+    for label, support in scores["support"].items():
+        name = label.replace("|", "\\|")
+        figures = (_figure(scores[measure][label]) for measure in ("precision", "recall", "f1"))
+        lines.append(f"| `{name}` | {' | '.join(figures)} | {support} |")
+    for mean in ("macro", "micro"):
+        figures = (_figure(scores[f"{mean}_{measure}"]) for measure in ("precision", "recall", "f1"))
+        lines.append(f"| {mean} mean | {' | '.join(figures)} | {sum(scores['support'].values())} |")
+    return "\n".join(lines)
+
+
+def _aligned(rows: list[list[str]]) -> str:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = (
+        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
+        for row in rows
+    )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _figure(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def _indicators(values: ArrayLike, name: str) -> NDArray[np.int64]:
+    array = np.asarray(values)
+    if array.ndim != 2 or not array.size:
+        raise ValueError(f"{name} have the shape {array.shape}; expected (samples, labels), at least one of each")
+    if not np.isin(array, (0, 1)).all():
+        wrong = array[~np.isin(array, (0, 1))].flat[0]
+        raise ValueError(f"{name} hold {wrong}; only 0 and 1 are indicators (pass decisions, not probabilities)")
+    return array.astype(np.int64)
+
+
+def _names(labels: Sequence[str] | None, count: int) -> list[str]:
+    names = [str(i) for i in range(count)] if labels is None else list(labels)
+    if len(names) != count:
+        raise ValueError(f"{len(names)} label names for {count} labels: {', '.join(names)}")
+    if len(set(names)) != count:
+        raise ValueError(f"label names repeat: {', '.join(names)}")
+    return names
+
+
+def _label_scores(
+    predicted: NDArray[np.int64], truth: NDArray[np.int64], indices: list[int], names: list[str]
+) -> Scores:
+    from sklearn.metrics import precision_recall_fscore_support
+
+    measures = ("precision", "recall", "f1")
+    *by_label, support = precision_recall_fscore_support(
+        truth, predicted, labels=indices, average=None, zero_division=0
+    )
+    scores: Scores = {
+        measure: dict(zip(names, map(float, values), strict=True))
+        for measure, values in zip(measures, by_label, strict=True)
+    }
+    scores["support"] = dict(zip(names, map(int, support), strict=True))
+    for mean in ("macro", "micro"):
+        means = precision_recall_fscore_support(truth, predicted, labels=indices, average=mean, zero_division=0)
+        scores |= {f"{mean}_{measure}": float(value) for measure, value in zip(measures, means[:3], strict=True)}
+    return scores | {"samples": len(truth)}

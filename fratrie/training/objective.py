@@ -1,0 +1,49 @@
+"""One definition of the loss: the sum over real targets divided by their count, however the rows are cut."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+IGNORED = -100
+_SHIFTING = ("ForCausalLM", "LMHeadModel")
+
+
+class Objective:
+    """Counts the targets of a batch and takes the batch's share of the loss from a Hugging Face model.
+
+    A model that names `num_items_in_batch` in its forward (or sets `accepts_loss_kwargs = True`) is told the
+    global count; of any other the loss is taken as the mean over the batch and weighted by its targets. So
+    heads that swallow unknown arguments are right too.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        named = "num_items_in_batch" in inspect.signature(model.forward).parameters
+        self.told_items = named or getattr(model, "accepts_loss_kwargs", False) is True
+        self.shifts = type(model).__name__.endswith(_SHIFTING)
+
+    def count(self, inputs: dict[str, Tensor]) -> int:
+        """Targets in `inputs["labels"]`: entries that are not -100; a causal model never predicts the first.
+
+        Raises `ValueError` where the collator gave no labels.
+        """
+        if "labels" not in inputs:
+            raise ValueError(f"the batch has no labels, only {sorted(inputs)}; the collator must make them")
+        labels = inputs["labels"]
+        return int((labels[:, 1:] if self.shifts else labels).ne(IGNORED).sum())
+
+    def share(self, model: nn.Module, inputs: dict[str, Tensor], count: int, total: int) -> Tensor:
+        """The part of the batch's `count` targets in the mean over `total` targets; differentiable scalar."""
+        extra: dict[str, Any] = {}
+        if self.told_items:
+            extra["num_items_in_batch"] = torch.tensor(float(max(total, 1)), device=inputs["labels"].device)
+        outputs = model(**inputs, **extra)
+        if self.told_items:
+            return outputs.loss
+        if count == 0:  # the mean over nothing is NaN, and so is its gradient even when weighted by zero
+            return outputs.logits.float().sum() * 0.0
+        return outputs.loss * (count / total)

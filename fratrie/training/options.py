@@ -1,0 +1,108 @@
+"""The command-line options that every training script shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass
+class TrainingOptions:
+    """Options of a training run, for `HfArgumentParser`. Names follow `transformers.TrainingArguments`."""
+
+    output_dir: str = field(metadata={"help": "Folder of the final model; checkpoints go below it."})
+    num_train_epochs: float = field(default=3.0, metadata={"help": "Passes over the training data."})
+    max_steps: int = field(
+        default=-1, metadata={"help": "Number of optimizer steps; overrides the epochs (needed for streams)."}
+    )
+    per_device_train_batch_size: int = field(default=8, metadata={"help": "Rows of one micro-batch on one process."})
+    per_device_eval_batch_size: int = field(default=16, metadata={"help": "Rows of one evaluation batch."})
+    gradient_accumulation_steps: int = field(
+        default=1, metadata={"help": "Micro-batches of one process in an optimizer step."}
+    )
+    learning_rate: float = field(default=5e-4, metadata={"help": "Peak learning rate of AdamW."})
+    weight_decay: float = field(
+        default=0.01, metadata={"help": "Decoupled weight decay of matrices (never of norms and biases)."}
+    )
+    adam_beta1: float = field(default=0.9, metadata={"help": "Decay of AdamW's first moment."})
+    adam_beta2: float = field(default=0.98, metadata={"help": "Decay of AdamW's second moment."})
+    adam_epsilon: float = field(default=1e-8, metadata={"help": "AdamW's epsilon."})
+    max_grad_norm: float = field(default=1.0, metadata={"help": "Clip the gradient to this norm; 0 does not clip."})
+    lr_scheduler_type: Literal["linear", "cosine", "constant"] = field(
+        default="linear", metadata={"help": "Shape of the learning rate after the warm-up."}
+    )
+    warmup_steps: float = field(
+        default=0.0, metadata={"help": "Steps of linear warm-up; below 1 it is the share of all steps."}
+    )
+    mixed_precision: Literal["no", "bf16"] | None = field(
+        default=None, metadata={"help": "Precision of the forward pass; by default the launcher's."}
+    )
+    eval_strategy: Literal["no", "steps", "epoch"] = field(default="epoch", metadata={"help": "When to evaluate."})
+    eval_steps: int = field(default=500, metadata={"help": "Steps between evaluations (strategy `steps`)."})
+    save_steps: int = field(
+        default=500, metadata={"help": "Steps between checkpoints; 0 keeps only the best, if one is sought."}
+    )
+    save_total_limit: int = field(default=2, metadata={"help": "Checkpoints to keep, beside the best."})
+    metric_for_best_model: str | None = field(
+        default=None,
+        metadata={"help": "Name of the evaluation metric whose best checkpoint becomes the final model."},
+    )
+    greater_is_better: bool | None = field(
+        default=None,
+        metadata={"help": "Whether a greater metric is better; by default so, unless it is a loss or perplexity."},
+    )
+    early_stopping_patience: int = field(
+        default=0, metadata={"help": "Stop after so many evaluations without a better metric; 0 never stops."}
+    )
+    overwrite_output_dir: bool = field(
+        default=False, metadata={"help": "Delete the checkpoints of an earlier run in the folder."}
+    )
+    resume_from_checkpoint: str | None = field(
+        default=None, metadata={"help": "Checkpoint folder to go on from, or `last` for the newest one."}
+    )
+    logging_steps: int = field(default=10, metadata={"help": "Steps between log records."})
+    report_to: Literal["tensorboard", "none"] = field(
+        default="tensorboard", metadata={"help": "Tracker; its files go to `<output_dir>/logs`."}
+    )
+    dataloader_num_workers: int = field(
+        default=0, metadata={"help": "Worker processes that read and collate; 0 does it in the main process."}
+    )
+    find_unused_parameters: bool = field(
+        default=False, metadata={"help": "Let DDP search for weights without gradient (slower)."}
+    )
+    disable_progress: bool = field(default=False, metadata={"help": "Show no progress bar."})
+    seed: int = field(default=42, metadata={"help": "Seed of weights, data order, masks and dropout."})
+
+    def __post_init__(self) -> None:
+        self._require_positive(
+            *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
+            *("eval_steps", "logging_steps", "save_total_limit"),
+        )
+        if self.max_steps <= 0 and self.num_train_epochs <= 0:
+            raise ValueError(f"num_train_epochs={self.num_train_epochs} must be above 0 (or give max_steps)")
+        for name in (
+            "save_steps",
+            "early_stopping_patience",
+            "max_grad_norm",
+            "learning_rate",
+            "weight_decay",
+        ):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name}={getattr(self, name)} must not be negative")
+        if self.early_stopping_patience and self.metric_for_best_model is None:
+            raise ValueError("early_stopping_patience needs metric_for_best_model, the metric to watch")
+        if self.metric_for_best_model is not None and self.eval_strategy == "no":
+            raise ValueError(
+                f"metric_for_best_model={self.metric_for_best_model!r} needs an eval_strategy other than 'no'"
+            )
+
+    def _require_positive(self, *names: str) -> None:
+        for name in names:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+
+    def better_is_greater(self) -> bool:
+        """The direction of `metric_for_best_model`."""
+        if self.greater_is_better is None:
+            return not (self.metric_for_best_model or "").endswith(("loss", "perplexity"))
+        return self.greater_is_better

@@ -1,0 +1,194 @@
+"""What the three pretraining objectives need: tokenizer, model, rows and collator that fit together."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+
+import fratrie  # noqa: F401 (registers its models)
+from fratrie.tokenization import SIBLINGS, sentinel_token_ids, with_sibling
+
+from .batches import Collator
+from .classifiers import check_checkpoint, load_tokenizer
+from .collators import MaskingCollator, PackedCausalCollator, SpanCorruptionCollator
+from .corpora import PackedRows, PlainRows, SentenceRows
+
+ObjectiveName = Literal["mlm", "clm", "denoise"]
+_SIBLINGS: dict[str, Any] = {"mlm": "encoder", "clm": "decoder", "denoise": "seq2seq"}
+_AUTO_MODELS: dict[str, Any] = {
+    "mlm": AutoModelForMaskedLM,
+    "clm": AutoModelForCausalLM,
+    "denoise": AutoModelForSeq2SeqLM,
+}
+_LITERALS = {"True": True, "False": False, "None": None}
+
+
+@dataclass(frozen=True)
+class Corruption:
+    """How text is hidden: for `mlm` the share and whole words, for `denoise` the share and the span length."""
+
+    share: float = 0.15
+    whole_words: bool = False
+    mean_span_length: float = 3.0
+
+
+def open_tokenizer(folder: str, objective: ObjectiveName) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder, with the template of the objective's sibling if it was trained by Fratrie.
+
+    Raises `ValueError` where there is none, or it lacks a special token that the objective needs.
+    """
+    tokenizer = load_tokenizer(folder)
+    if type(tokenizer) is PreTrainedTokenizerFast and _knows_templates(tokenizer):
+        tokenizer = with_sibling(tokenizer, _SIBLINGS[objective])
+    needed = {"mlm": "mask_token", "clm": "eos_token", "denoise": "eos_token"}[objective]
+    if getattr(tokenizer, needed) is None:
+        raise ValueError(f"the tokenizer in {folder} has no {needed}, which {objective} needs: set it and save it")
+    return tokenizer
+
+
+def _knows_templates(tokenizer: PreTrainedTokenizerFast) -> bool:
+    return tokenizer.get_vocab().keys() >= {"<s>", "<pad>", "</s>", "<mask>"}
+
+
+def parse_overrides(text: str) -> dict[str, Any]:
+    """`"hidden_size=128,layer_types=[\\"full_attention\\"]"` as a dictionary; values are JSON or bare words.
+
+    Raises `ValueError` for a part that is not `field=value`.
+    """
+    parts: list[str] = []
+    depth = 0
+    for piece in text.split(","):
+        if depth:
+            parts[-1] += "," + piece
+        else:
+            parts.append(piece)
+        depth += sum(map(piece.count, "[{")) - sum(map(piece.count, "]}"))
+    return dict(_parse_override(part) for part in parts if part.strip())
+
+
+def _parse_override(part: str) -> tuple[str, Any]:
+    name, equals, value = (piece.strip() for piece in part.partition("="))
+    if not equals or not name:
+        raise ValueError(f"config override {part.strip()!r} is not of the form field=value")
+    try:
+        return name, _LITERALS[value] if value in _LITERALS else json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
+
+
+def new_config(
+    model_type: str, overrides: str, tokenizer: PreTrainedTokenizerBase, block_size: int, file: str | None = None
+) -> PreTrainedConfig:
+    """The config of a new model: sizes of tokenizer and rows, then the file, then the overrides.
+
+    Args:
+        model_type: `encoder`, `decoder`, `seq2seq` or a model type of transformers.
+        overrides: see `parse_overrides`.
+        tokenizer: gives vocabulary and special tokens.
+        block_size: tokens of a row.
+        file: a config.json, whose `model_type` counts.
+
+    Raises `ValueError` for an unknown type or field (with the closest one) and a value that does not fit.
+    """
+    values: dict[str, Any] = {"vocab_size": len(tokenizer)}
+    values |= {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
+    if file is not None:
+        given = _read_config(Path(file))
+        model_type = given.pop("model_type", model_type)
+        values = given | values
+    name = f"fratrie_{model_type}" if model_type in SIBLINGS else model_type
+    if name not in CONFIG_MAPPING:
+        raise ValueError(f"model_type {model_type!r} is unknown: use {', '.join(SIBLINGS)} or one of transformers")
+    config_class = CONFIG_MAPPING[name]
+    values |= parse_overrides(overrides)
+    if name.startswith("fratrie_") and file is None:
+        values.setdefault("max_position_embeddings", max(512, block_size))
+    try:
+        return config_class(**values)
+    except (StrictDataclassError, TypeError, ValueError) as error:
+        reason = error.__cause__ or error
+        raise ValueError(f"the config of {model_type} with {overrides or 'no overrides'}: {reason}") from error
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not a JSON file: {error}") from error
+
+
+def build_model(objective: ObjectiveName, config: PreTrainedConfig) -> PreTrainedModel:
+    """A new model for the objective. Raises `ValueError` where the config's type has no head for it."""
+    auto = _AUTO_MODELS[objective]
+    if type(config) not in auto._model_mapping:
+        raise ValueError(
+            f"a {config.model_type} has no head for {objective}: use the model type {_SIBLINGS[objective]}"
+        )
+    return _ready(auto.from_config(config))
+
+
+def open_model(objective: ObjectiveName, folder: str) -> PreTrainedModel:
+    """The model of a checkpoint folder, in float32. Raises `ValueError` where it is none for the objective."""
+    path = check_checkpoint(folder, tokenizer=False)
+    auto = _AUTO_MODELS[objective]
+    try:
+        model = auto.from_pretrained(path, dtype=torch.float32, local_files_only=True, use_safetensors=True)
+    except (StrictDataclassError, RuntimeError, KeyError, ValueError) as error:
+        raise ValueError(f"{folder} cannot be opened for {objective}: {error}") from error
+    return _ready(model)
+
+
+def _ready(model: PreTrainedModel) -> PreTrainedModel:
+    if hasattr(model.config, "sparse_prediction"):
+        model.config.sparse_prediction = True
+    return model
+
+
+def check_fit(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, block_size: int) -> None:
+    """Raise `ValueError` where the model has no embedding for a token or a position of the rows."""
+    size = cast(Any, model.get_input_embeddings()).num_embeddings
+    if size < len(tokenizer):
+        raise ValueError(f"the tokenizer has {len(tokenizer)} tokens, the model embeddings for {size}")
+    stacks = [model.config, *(getattr(model.config, name, None) for name in ("encoder", "decoder"))]
+    positions = [getattr(stack, "max_position_embeddings", None) for stack in stacks]
+    # RoBERTa and its kin never give a token the positions up to that of padding.
+    tables = [part for name, part in model.named_modules() if "position" in name]
+    reserved = max((table.padding_idx + 1 for table in tables if getattr(table, "padding_idx", None)), default=0)
+    limit = min((number for number in positions if number), default=block_size + reserved) - reserved
+    if block_size > limit:
+        raise ValueError(f"block_size={block_size} is more than the {limit} positions of the model")
+
+
+def rows_and_collator(
+    objective: ObjectiveName, tokenizer: PreTrainedTokenizerBase, block_size: int, corruption: Corruption
+) -> tuple[SentenceRows | PackedRows | PlainRows, Collator]:
+    """What makes rows of texts, and batches of rows. Raises `ValueError` for options out of range."""
+    pad = cast(int, tokenizer.pad_token_id)
+    if objective == "clm":
+        return PackedRows(tokenizer, block_size), PackedCausalCollator(pad, block_size)
+    if objective == "denoise":
+        sentinels = sentinel_token_ids(cast(PreTrainedTokenizerFast, tokenizer))
+        end = cast(int, tokenizer.eos_token_id)
+        collator = SpanCorruptionCollator(sentinels, end, pad, corruption.share, corruption.mean_span_length)
+        return PlainRows(tokenizer, block_size), collator
+    if not 0 < corruption.share < 1:
+        raise ValueError(f"mask_probability={corruption.share} must lie between 0 and 1")
+    whole = corruption.whole_words
+    masked, random = (1.0, 0.0) if whole else (0.8, 0.1)
+    masking = MaskingCollator(tokenizer, True, whole, corruption.share, masked, random)
+    return SentenceRows(tokenizer, block_size, word_offsets=whole), masking

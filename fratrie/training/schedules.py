@@ -1,0 +1,57 @@
+"""The optimizer (AdamW, Loshchilov & Hutter 2019) and its learning-rate schedule."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+from transformers import PreTrainedModel, get_scheduler
+
+FUSED_DEVICES = {"cpu", "cuda", "mps", "xpu"}
+
+
+def build_optimizer(
+    model: PreTrainedModel,
+    learning_rate: float,
+    weight_decay: float,
+    betas: tuple[float, float] = (0.9, 0.98),
+    epsilon: float = 1e-8,
+    device: torch.device | None = None,
+) -> torch.optim.AdamW:
+    """AdamW over the trainable weights; only those of two dimensions or more decay (no norms, no biases).
+
+    Raises `ValueError` where no weight is trainable.
+    """
+    trainable = [weight for weight in model.parameters() if weight.requires_grad]
+    if not trainable:
+        raise ValueError("no weight of the model is trainable; unfreeze at least one layer")
+    groups = [
+        {"params": [weight for weight in trainable if weight.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [weight for weight in trainable if weight.ndim < 2], "weight_decay": 0.0},
+    ]
+    fused = (device or trainable[0].device).type in FUSED_DEVICES
+    groups = [group for group in groups if group["params"]]
+    return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=epsilon, fused=fused)
+
+
+def warmup_length(warmup_steps: float, total_steps: int) -> int:
+    """Steps of warm-up: `warmup_steps` itself, or from 0 to below 1 that share of `total_steps`, rounded up.
+
+    Raises `ValueError` for a negative number or more than `total_steps`.
+    """
+    length = math.ceil(warmup_steps * total_steps) if warmup_steps < 1 else int(warmup_steps)
+    if warmup_steps < 0 or length > total_steps:
+        raise ValueError(f"warmup_steps={warmup_steps} does not fit in a run of {total_steps} steps")
+    return length
+
+
+def build_scheduler(
+    optimizer: torch.optim.Optimizer, shape: str, warmup_steps: float, total_steps: int
+) -> LRScheduler:
+    """Linear warm-up from zero, then `shape` (`linear` or `cosine` decay to zero, or `constant`).
+
+    To be stepped once per optimizer step, also with several processes (so not to be prepared by Accelerate).
+    """
+    name = "constant_with_warmup" if shape == "constant" else shape
+    return get_scheduler(name, optimizer, warmup_length(warmup_steps, total_steps), total_steps)

@@ -1,0 +1,48 @@
+"""What a run tells while it goes: throughput, log records, progress bar."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Throughput:
+    """Rates since the last reading, by `clock` in seconds."""
+
+    clock: Callable[[], float] = time.perf_counter
+    _since: float = field(init=False)
+    _counts: dict[str, int] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._since = self.clock()
+
+    def add(self, **counts: int) -> None:
+        """Count what was worked through, by name."""
+        for name, count in counts.items():
+            self._counts[name] = self._counts.get(name, 0) + count
+
+    def pause(self) -> _Pause:
+        """A context whose time does not count (evaluation, saving)."""
+        return _Pause(self)
+
+    def read(self) -> dict[str, float]:
+        """`{"<name>_per_second": rate}` of everything counted, and start anew."""
+        now = self.clock()
+        elapsed = max(now - self._since, 1e-9)
+        rates = {f"{name}_per_second": count / elapsed for name, count in self._counts.items()}
+        self._since, self._counts = now, {}
+        return rates
+
+
+@dataclass
+class _Pause:
+    meter: Throughput
+    _entered: float = 0.0
+
+    def __enter__(self) -> None:
+        self._entered = self.meter.clock()
+
+    def __exit__(self, *exception: object) -> None:
+        self.meter._since += self.meter.clock() - self._entered

@@ -1,0 +1,71 @@
+"""Score a fine-tuned sentence classifier on labelled texts: precision, recall, F1, support and their means.
+
+Without a file it scores on a part of the shipped family-relations corpus. Example:
+python scripts/evaluate.py --model runs/family --file new.csv --output_file scores.json
+"""
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from transformers import HfArgumentParser
+
+import fratrie  # noqa: F401 (registers its models)
+from fratrie.training.classifiers import load_classifier
+from fratrie.training.cli import run
+from fratrie.training.finetuning import (
+    ColumnOptions,
+    aligned_targets,
+    encode,
+    open_inference,
+    prepare_output,
+    read_labelled,
+    score_rows,
+)
+from fratrie.training.metrics import scores_table
+
+
+@dataclass(kw_only=True)
+class EvaluationOptions(ColumnOptions):
+    """What to score, on what."""
+
+    model: str = field(metadata={"help": "Folder of the fine-tuned classifier."})
+    file: str | None = field(
+        default=None, metadata={"help": "Labelled texts: .txt (annotation format), .csv, .tsv, .jsonl, .parquet."}
+    )
+    part: Literal["train", "test"] = field(
+        default="test", metadata={"help": "Without a file: the part of the shipped corpus to score on."}
+    )
+    output_file: str | None = field(default=None, metadata={"help": "JSON file for the scores."})
+    batch_size: int = field(default=64, metadata={"help": "Texts of one batch on one process."})
+    max_length: int | None = field(
+        default=None, metadata={"help": "Tokens at most, longer texts are cut; by default what the model takes."}
+    )
+
+
+def main() -> None:
+    """Load, score, print the table, write the JSON file."""
+    (options,) = cast(
+        Any, HfArgumentParser(EvaluationOptions, description=__doc__, allow_abbrev=False).parse_args_into_dataclasses()
+    )
+    accelerator = open_inference()
+    output = prepare_output(options.output_file) if options.output_file else None
+    model, tokenizer, task = load_classifier(options.model)
+    if options.file:
+        dataset = read_labelled(options.file, replace(options, problem_type=task.problem_type), task.labels)
+    else:
+        from fratrie.data.corpus import load_family_relations
+
+        dataset = load_family_relations()[options.part]
+    targets = aligned_targets(dataset, task)
+    rows = encode(dataset["text"], model, tokenizer, options.max_length, targets)
+    scores = score_rows(model.to(accelerator.device), accelerator, rows, tokenizer, options.batch_size)
+    if accelerator.is_main_process:
+        print(scores_table({Path(options.model).resolve().name: scores}))
+        if output:
+            output.write_text(json.dumps(scores, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,354 @@
+"""Fine-tune a sentence classifier: from a checkpoint of any Hugging Face encoder, or from scratch.
+
+Without files it learns the shipped family-relations corpus (11 labels, several a sentence). The output folder
+holds the best model with its tokenizer, a model card and metrics.json. Example:
+python scripts/finetune.py --model runs/encoder --output_dir runs/family --num_train_epochs 10
+"""
+
+import json
+import logging
+import math
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from accelerate import Accelerator
+from datasets import DatasetDict
+from torch.utils.data import Dataset
+from transformers import (
+    AutoConfig,
+    DataCollatorWithPadding,
+    HfArgumentParser,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    set_seed,
+)
+
+import fratrie  # noqa: F401 (registers its models)
+from fratrie.training.classifiers import (
+    Head,
+    check_checkpoint,
+    freeze_below,
+    load_tokenizer,
+    new_classifier,
+)
+from fratrie.training.cli import run
+from fratrie.training.evaluation import evaluate_loss
+from fratrie.training.finetuning import (
+    ColumnOptions,
+    Rows,
+    balanced_weights,
+    check_every_label_occurs,
+    encode,
+    load_parts,
+    log_from_main_process,
+    predict_logits,
+    score_rows,
+    targets_of,
+    task_of,
+)
+from fratrie.training.loop import Evaluator, TrainingOptions, TrainingResult, create_accelerator, train
+from fratrie.training.metrics import MULTI_LABEL, REGRESSION, Scores, probabilities, scores_table, tune_thresholds
+from fratrie.training.model_card import CardFacts, classification_tables, describe_hardware, write_model_card
+from fratrie.training.pretraining import new_config
+
+logger = logging.getLogger("fratrie.finetune")
+
+SHIPPED = (
+    "The family-relations corpus shipped with Fratrie: machine-written French sentences in the voice of teenagers "
+    "about their families, no real person's words"
+)
+
+
+@dataclass
+class DataOptions(ColumnOptions):
+    """Which texts to learn from."""
+
+    dataset: Literal["family_relations"] = field(
+        default="family_relations", metadata={"help": "The shipped corpus, learnt where no file is given."}
+    )
+    train_file: str | None = field(
+        default=None, metadata={"help": "Labelled texts: .txt (annotation format), .csv, .tsv, .jsonl, .parquet."}
+    )
+    validation_file: str | None = field(
+        default=None, metadata={"help": "Watched while training; by default a part of the train file."}
+    )
+    test_file: str | None = field(default=None, metadata={"help": "Scored once, at the end."})
+    validation_size: float = field(
+        default=0.1,
+        metadata={"help": "Share of train to watch: of its respondents, or of its rows if it names none; 0: no part."},
+    )
+    label_names: list[str] | None = field(
+        default=None, metadata={"help": "All labels, in the order of the outputs; by default as the data say."}
+    )
+    max_length: int | None = field(
+        default=None, metadata={"help": "Tokens at most, longer texts are cut; by default what the model takes."}
+    )
+
+
+@dataclass
+class ModelOptions:
+    """What to fine-tune, and how much of it."""
+
+    model: str | None = field(
+        default=None, metadata={"help": "Folder of a checkpoint: Fratrie's or any Hugging Face encoder's."}
+    )
+    tokenizer: str | None = field(
+        default=None, metadata={"help": "Folder of the tokenizer; by default that of the model."}
+    )
+    model_type: str | None = field(
+        default=None,
+        metadata={"help": "Instead of --model, a new model of this type: encoder, or one of transformers."},
+    )
+    config: str | None = field(default=None, metadata={"help": "Instead of --model, the config.json of a new model."})
+    config_overrides: str = field(
+        default="", metadata={"help": "Fields of the new config, as in 'hidden_size=128,num_hidden_layers=4'."}
+    )
+    trainable_layers: int = field(
+        default=-1,
+        metadata={"help": "Layers to train, from the top; those below and the embeddings stay as they are. -1: all."},
+    )
+    class_weights: Literal["none", "balanced"] = field(
+        default="none", metadata={"help": "`balanced` weighs labels in the loss by their rarity in train."}
+    )
+    pooling: Literal["first", "mean", "last"] | None = field(
+        default=None, metadata={"help": "Token(s) that stand for the sentence; by default as the config says."}
+    )
+    classifier_hidden_sizes: list[int] | None = field(
+        default=None, metadata={"help": "Widths of dense layers before the output (Fratrie's models)."}
+    )
+    tune_thresholds: bool = field(
+        default=False,
+        metadata={"help": "Choose each label's threshold for the best F1 on the validation part (several labels)."},
+    )
+    allow_missing_labels: bool = field(
+        default=False, metadata={"help": "Go on although a label has no positive training text."}
+    )
+
+
+@dataclass
+class FinetuningOptions(TrainingOptions):
+    """Training options with the defaults of fine-tuning."""
+
+    learning_rate: float = field(default=1e-4, metadata={"help": "Peak learning rate of AdamW."})
+    num_train_epochs: float = field(default=10.0, metadata={"help": "Passes over the training data, at most."})
+    per_device_train_batch_size: int = field(default=16, metadata={"help": "Rows of one micro-batch on one process."})
+    per_device_eval_batch_size: int = field(default=64, metadata={"help": "Rows of one evaluation batch."})
+    warmup_steps: float = field(
+        default=0.1, metadata={"help": "Steps of linear warm-up; below 1 it is the share of all steps."}
+    )
+    save_steps: int = field(
+        default=0, metadata={"help": "Steps between checkpoints; 0 keeps only the best, if one is sought."}
+    )
+    metric_for_best_model: str | None = field(
+        default="auto",
+        metadata={"help": "Metric whose best checkpoint is kept; `auto`: eval_macro_f1, or eval_mse for real values."},
+    )
+    early_stopping_patience: int = field(
+        default=4, metadata={"help": "Stop after so many evaluations without a better metric; 0 never stops."}
+    )
+
+    def __post_init__(self) -> None:
+        if self.eval_strategy == "no":
+            self.watch_nothing()
+        super().__post_init__()
+
+    def watch_nothing(self) -> None:
+        """Train to the end and keep the last model."""
+        self.eval_strategy, self.metric_for_best_model, self.early_stopping_patience = "no", None, 0
+
+    def choose_metric(self, problem_type: str) -> None:
+        """Turn `auto` into the usual metric of the task."""
+        if self.metric_for_best_model == "auto":
+            self.greater_is_better = problem_type != REGRESSION
+            self.metric_for_best_model = "eval_macro_f1" if self.greater_is_better else "eval_mse"
+
+
+@dataclass
+class Run:
+    """What the steps of a run hand on."""
+
+    data: DataOptions
+    choices: ModelOptions
+    options: FinetuningOptions
+    accelerator: Accelerator
+    parts: DatasetDict
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    rows: dict[str, Rows]
+
+    def scores(self, part: str, model: PreTrainedModel | None = None) -> Scores:
+        """Scores of the model on a part of the data."""
+        size = self.options.per_device_eval_batch_size
+        return score_rows(model or self.model, self.accelerator, self.rows[part], self.tokenizer, size)
+
+
+def main() -> None:
+    """Load, train, score, and leave a complete folder behind."""
+    parser = HfArgumentParser((DataOptions, ModelOptions, FinetuningOptions), description=__doc__, allow_abbrev=False)
+    data, choices, options = cast(Any, parser.parse_args_into_dataclasses())
+    _check_options(data, choices, options)
+    started = time.perf_counter()
+    accelerator = create_accelerator(options)
+    log_from_main_process(accelerator)
+    current = _prepare(data, choices, options, accelerator)
+    result = train(
+        current.model,
+        options,
+        accelerator,
+        cast(Dataset, current.rows["train"]),
+        DataCollatorWithPadding(current.tokenizer),
+        evaluate=_evaluator(current) if "validation" in current.parts else None,
+        tokenizer=current.tokenizer,
+        run_config={"data": asdict(data), "model": asdict(choices)},
+    )
+    if choices.tune_thresholds:
+        _tune(current)
+    scores = {part: current.scores(part) for part in ("validation", "test") if part in current.parts}
+    if accelerator.is_main_process:
+        _write(current, result, scores, time.perf_counter() - started)
+        if scores:
+            print(scores_table(scores))
+
+
+def _check_options(data: DataOptions, choices: ModelOptions, options: FinetuningOptions) -> None:
+    new = choices.model_type or choices.config
+    if bool(choices.model) == bool(new):
+        raise ValueError("give either --model (a checkpoint to go on from), or --model_type or --config (a new model)")
+    if new and not choices.tokenizer:
+        raise ValueError("a new model needs --tokenizer: train one with scripts/train_tokenizer.py")
+    if new and choices.trainable_layers >= 0:
+        raise ValueError("--trainable_layers keeps pretrained layers as they are: a new model has none")
+    if choices.config_overrides and not new:
+        raise ValueError("--config_overrides describe a new model: a checkpoint keeps its own config")
+    if not data.validation_size and not data.validation_file:
+        options.watch_nothing()
+        if choices.tune_thresholds:
+            raise ValueError("--tune_thresholds needs a validation part: give --validation_file or a validation_size")
+
+
+def _prepare(data: DataOptions, choices: ModelOptions, options: FinetuningOptions, accelerator: Accelerator) -> Run:
+    files = {"train": data.train_file, "validation": data.validation_file, "test": data.test_file}
+    parts = load_parts(files, data, data.label_names, data.validation_size, options.seed)
+    check_every_label_occurs(parts["train"], choices.allow_missing_labels)
+    task = task_of(parts["train"].features)
+    if choices.tune_thresholds and task.problem_type != MULTI_LABEL:
+        raise ValueError(f"--tune_thresholds is for several labels a text, but the task is {task.problem_type}")
+    options.choose_metric(task.problem_type)
+    set_seed(options.seed)
+    model, tokenizer = _build(choices, parts, data.max_length)
+    rows = {
+        part: encode(dataset["text"], model, tokenizer, data.max_length, targets_of(dataset))
+        for part, dataset in parts.items()
+    }
+    return Run(data, choices, options, accelerator, parts, model, tokenizer, rows)
+
+
+def _build(
+    choices: ModelOptions, parts: DatasetDict, max_length: int | None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    checkpoint = check_checkpoint(choices.model, tokenizer=not choices.tokenizer) if choices.model else None
+    tokenizer = load_tokenizer(choices.tokenizer or cast(str, choices.model))
+    if checkpoint:
+        config = AutoConfig.from_pretrained(checkpoint, local_files_only=True)
+    else:
+        kind = choices.model_type or "encoder"
+        config = new_config(kind, choices.config_overrides, tokenizer, max_length or 0, choices.config)
+    weights = balanced_weights(parts["train"]) if choices.class_weights == "balanced" else None
+    head = Head(choices.pooling, choices.classifier_hidden_sizes, weights)
+    model, new = new_classifier(config, task_of(parts["train"].features), head, checkpoint)
+    if model.config.pad_token_id is None:
+        model.config.pad_token_id = tokenizer.pad_token_id
+    trainable = freeze_below(model, choices.trainable_layers, new)
+    count = sum(weight.numel() for name, weight in model.named_parameters() if name in trainable)
+    logger.info("%d of %d weights are trained", count, model.num_parameters())
+    return model, tokenizer
+
+
+def _evaluator(current: Run) -> Evaluator:
+    size = current.options.per_device_eval_batch_size
+    by_length = sorted(current.rows["validation"], key=lambda row: len(row["input_ids"]))
+    collator = DataCollatorWithPadding(current.tokenizer)
+
+    def evaluate(model: PreTrainedModel, accelerator: Accelerator) -> dict[str, float]:
+        metrics = evaluate_loss(model, accelerator, cast(Dataset, by_length), collator, size)
+        scores = current.scores("validation", model)
+        metrics |= {f"eval_{name}": value for name, value in scores.items() if isinstance(value, float)}
+        watched = current.options.metric_for_best_model or "eval_loss"
+        logger.info("validation: loss %.4f, %s %.4f", metrics["eval_loss"], watched, metrics.get(watched, math.nan))
+        return metrics
+
+    return evaluate
+
+
+def _tune(current: Run) -> None:
+    size = current.options.per_device_eval_batch_size
+    rows = current.rows["validation"]
+    logits = predict_logits(current.model, current.accelerator, rows, current.tokenizer, size)
+    values = probabilities(logits, MULTI_LABEL)
+    current.model.config.label_thresholds = tune_thresholds(values, targets_of(current.parts["validation"]))
+
+
+def _write(current: Run, result: TrainingResult, scores: dict[str, Scores], seconds: float) -> None:
+    folder = Path(current.options.output_dir)
+    config = current.model.config
+    config.save_pretrained(folder)
+    thresholds = getattr(config, "label_thresholds", None)
+    training = {
+        name: getattr(result, name) for name in ("global_step", "epoch", "best_step", "best_metric", "stopped_early")
+    }
+    metrics = {
+        **scores,
+        "label_thresholds": dict(zip(config.id2label.values(), thresholds, strict=True)) if thresholds else None,
+        "training": training | {"seconds": round(seconds, 2)},
+    }
+    text = json.dumps(metrics, indent=2, ensure_ascii=False)
+    (folder / "metrics.json").write_text(text + "\n", encoding="utf-8")
+    write_model_card(_card(current, scores, seconds), folder)
+
+
+def _card(current: Run, scores: dict[str, Scores], seconds: float) -> CardFacts:
+    data, accelerator = current.data, current.accelerator
+    config, shipped = current.model.config, data.train_file is None
+    origin = f"the checkpoint `{current.choices.model}`" if current.choices.model else "random weights"
+    sizes = ", ".join(f"{len(rows)} {part} texts" for part, rows in current.rows.items())
+    files = [Path(file).name for file in (data.train_file, data.validation_file, data.test_file) if file]
+    corpus = SHIPPED if shipped else f"Local files: {', '.join(files)}"
+    return CardFacts(
+        name=Path(current.options.output_dir).resolve().name,
+        task="text-classification",
+        summary=(
+            f"A {config.model_type} model with {current.model.num_parameters():,} weights for "
+            f"{config.problem_type.replace('_', ' ')} of sentences into: "
+            f"{', '.join(f'`{label}`' for label in config.id2label.values())}. Fine-tuned from {origin}."
+        ),
+        data=f"{corpus}. {sizes}.",
+        tables=classification_tables(scores),
+        arguments=asdict(data) | asdict(current.choices) | asdict(current.options),
+        hardware=describe_hardware(accelerator.num_processes, str(accelerator.device)),
+        seconds=seconds,
+        limits=_limits(current),
+        language="fr" if shipped else None,
+        dataset="family_relations" if shipped else None,
+        scores=scores.get("test"),
+    )
+
+
+def _limits(current: Run) -> list[str]:
+    longest = max(len(row["input_ids"]) for row in current.rows["train"])
+    limits = [f"The longest training text had {longest} tokens; longer texts are outside of what it has seen."]
+    if current.choices.tune_thresholds:
+        count = len(current.rows["validation"])
+        limits.append(f"Thresholds were tuned on {count} validation texts, so the scores there are optimistic.")
+    elif "validation" in current.rows:
+        limits.append("The validation part chose the checkpoint, so the scores there are optimistic.")
+    if "test" not in current.rows:
+        limits.append("It was not scored on texts apart from training and validation.")
+    if current.data.train_file is None:
+        limits.append("Real answers of teenagers differ from the corpus; it has not been tried on them.")
+    return limits
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,367 @@
+"""Mixture of experts: every implementation equals a loop over tokens; the balancing losses equal closed forms."""
+
+import pytest
+import torch
+from transformers.activations import ACT2FN
+
+from fratrie import (
+    FratrieDecoderConfig,
+    FratrieDecoderForCausalLM,
+    FratrieDecoderForSequenceClassification,
+    FratrieEncoderConfig,
+    FratrieEncoderForMaskedLM,
+    FratrieEncoderForSequenceClassification,
+    FratrieEncoderForTokenClassification,
+    FratrieEncoderModel,
+    FratrieSeq2SeqConfig,
+    FratrieSeq2SeqForConditionalGeneration,
+)
+from fratrie.modeling.experts import MixtureOfExperts, load_balancing_loss, router_z_loss
+
+VOCAB, EXPERTS = 30, 4
+SPARSE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 32,
+    "num_experts": EXPERTS,
+    "initializer_range": 0.4,
+    "pad_token_id": 0,
+    "experts_implementation": "eager",  # the default has no float64 kernel
+}
+
+
+def build(model_class=FratrieEncoderModel, dtype=torch.float64, **fields):
+    config_class = model_class.config_class
+    torch.manual_seed(0)
+    return model_class(config_class(**{**SPARSE, **fields})).to(dtype).eval()
+
+
+def layer_of(model) -> MixtureOfExperts:
+    return model.layers[0].feed_forward
+
+
+def close(actual, expected, tolerance=1e-10):
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+# --- the layer -----------------------------------------------------------------------------------------------------
+
+
+def naive(layer, config, tokens):
+    """Token by token: the k most probable experts, weighted, and the shared ones."""
+    act, outputs = ACT2FN[config.hidden_act], []
+    for token in tokens:
+        probabilities = (layer.router.weight @ token).softmax(0)
+        chosen = sorted(range(config.num_experts), key=lambda e: -probabilities[e])[: config.num_experts_per_tok]
+        scale = sum(probabilities[e] for e in chosen) if config.norm_topk_prob else 1.0
+        output = layer.shared_experts(token[None])[0] if layer.shared_experts is not None else 0.0
+        for expert in chosen:
+            if config.gated_feed_forward:
+                gate, up = (layer.experts.gate_up_proj[expert] @ token).chunk(2)
+                inner = act(gate) * up
+            else:
+                inner = act(layer.experts.up_proj[expert] @ token)
+            output = output + probabilities[expert] / scale * (layer.experts.down_proj[expert] @ inner)
+        outputs.append(output)
+    return torch.stack(outputs)
+
+
+LAYOUTS = {
+    "plain": {},
+    "gated": {"gated_feed_forward": True, "hidden_act": "silu"},
+    "top one": {"num_experts_per_tok": 1},
+    "all": {"num_experts_per_tok": EXPERTS},
+    "unnormed": {"norm_topk_prob": False},
+    "shared": {"num_shared_experts": 2, "moe_intermediate_size": 8},
+    "gated shared": {"num_shared_experts": 1, "gated_feed_forward": True, "norm_topk_prob": False},
+}
+layouts = pytest.mark.parametrize("layout", LAYOUTS)
+implementations = pytest.mark.parametrize("implementation", ["eager", "grouped_mm", "batched_mm"])
+
+
+@layouts
+@implementations
+def test_equals_a_loop_over_tokens_with_gradients(layout, implementation):
+    # Grouped matrix multiplication has no float64 kernel.
+    dtype, tolerance = (torch.float32, 2e-5) if implementation == "grouped_mm" else (torch.float64, 1e-10)
+    model = build(dtype=dtype, experts_implementation=implementation, **LAYOUTS[layout])
+    layer = layer_of(model)
+    hidden = torch.randn(2, 5, 16, dtype=dtype, requires_grad=True)
+    outputs = layer(hidden)
+    expected = naive(layer, model.config, hidden.flatten(0, 1)).view_as(hidden)
+    close(outputs, expected, tolerance)
+    inputs, weights = [hidden, *layer.parameters()], torch.randn_like(outputs)
+    gradients, wanted = (torch.autograd.grad((x * weights).sum(), inputs) for x in (outputs, expected))
+    for gradient, other in zip(gradients, wanted, strict=True):
+        close(gradient, other, 10 * tolerance)
+
+
+@implementations
+def test_the_implementation_that_is_asked_for_runs(implementation, monkeypatch):
+    """Hugging Face dispatches by the config; a spy on the plain loop tells whether it did."""
+    from fratrie.modeling.experts import _Experts
+
+    calls = []
+    plain = _Experts.forward
+    monkeypatch.setattr(_Experts, "forward", lambda self, *args: calls.append(1) or plain(self, *args))
+    model = build(dtype=torch.float32, experts_implementation=implementation)
+    assert model.config._experts_implementation == implementation
+    model(torch.ones(1, 3, dtype=torch.long))
+    assert bool(calls) == (implementation == "eager")
+    other = "batched_mm" if implementation == "eager" else "eager"
+    model.set_experts_implementation(other)
+    calls.clear()
+    model(torch.ones(1, 3, dtype=torch.long))
+    assert bool(calls) == (other == "eager")
+
+
+def test_the_default_is_grouped_where_the_sizes_allow_it():
+    assert build(experts_implementation=None).config._experts_implementation == "grouped_mm"
+
+
+ODD = [
+    {"moe_intermediate_size": 12},
+    {"intermediate_size": 20},
+    {"hidden_size": 12},
+    {"moe_intermediate_size": 9, "gated_feed_forward": True},
+]
+
+
+@pytest.mark.parametrize("fields", ODD, ids=str)
+def test_odd_sizes_fall_back_to_eager(fields):
+    model = build(dtype=torch.float32, experts_implementation=None, **fields)
+    assert model.config._experts_implementation == "eager"
+    assert model(torch.ones(1, 3, dtype=torch.long)).last_hidden_state.isfinite().all()
+    model.to(torch.bfloat16)
+    assert model(torch.ones(1, 3, dtype=torch.long)).last_hidden_state.isfinite().all()
+
+
+@pytest.mark.parametrize("fields", ODD, ids=str)
+def test_odd_sizes_refuse_grouped_mm(fields):
+    with pytest.raises(ValueError, match=r"multiples of 8.*'eager' or 'batched_mm'"):
+        build(experts_implementation="grouped_mm", **fields)
+
+
+def test_a_seq2seq_model_of_odd_sizes_refuses_grouped_mm():
+    fields = {**SPARSE, "moe_intermediate_size": 12, "experts_implementation": None}
+    model = FratrieSeq2SeqForConditionalGeneration(FratrieSeq2SeqConfig(**fields))
+    assert model(torch.ones(1, 3).long(), decoder_input_ids=torch.ones(1, 2).long()).logits.isfinite().all()
+    with pytest.raises(ValueError, match=r"multiples of 8"):
+        FratrieSeq2SeqForConditionalGeneration(
+            FratrieSeq2SeqConfig(**{**fields, "experts_implementation": "grouped_mm"})
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@implementations
+def test_runs_in_every_precision(dtype, implementation):
+    model = build(dtype=dtype, experts_implementation=implementation, moe_intermediate_size=16)
+    states = model(torch.randint(1, VOCAB, (2, 5))).last_hidden_state
+    states.float().square().mean().backward()
+    assert states.dtype == dtype and states.isfinite().all()
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+
+
+def test_layers_can_be_dense_or_sparse():
+    model = build(mlp_layer_types=["dense", "sparse"])
+    assert [type(layer.feed_forward).__name__ for layer in model.layers] == ["FeedForward", "MixtureOfExperts"]
+    logits = model(torch.ones(2, 3, dtype=torch.long), output_router_logits=True).router_logits
+    assert [tuple(layer.shape) for layer in logits] == [(6, EXPERTS)]
+
+
+# --- the losses ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("top_k", [1, 2, EXPERTS])
+def test_balance_of_a_uniform_router_is_one(top_k):
+    assert load_balancing_loss((torch.zeros(12, EXPERTS),) * 3, top_k).item() == pytest.approx(1)
+    ring = torch.eye(EXPERTS).repeat(6, 1) * 50  # sure of itself, and each expert as often as the others
+    assert load_balancing_loss((ring,), 1).item() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_balance_of_a_collapsed_router_is_the_number_of_experts_over_the_choices(top_k):
+    collapsed = torch.zeros(12, EXPERTS)
+    collapsed[:, 2] = 80.0
+    assert load_balancing_loss((collapsed,), top_k).item() == pytest.approx(EXPERTS / top_k)
+
+
+def test_balance_is_the_mean_over_layers():
+    """Not the loss of all layers' tokens together, which would let layers hide each other's collapse."""
+    layers = tuple(torch.eye(EXPERTS)[expert].expand(5, EXPERTS) * 80 for expert in range(EXPERTS))
+    assert load_balancing_loss(layers, 1).item() == pytest.approx(EXPERTS)
+    assert load_balancing_loss((layers[0], torch.zeros(5, EXPERTS)), 1).item() == pytest.approx((EXPERTS + 1) / 2)
+
+
+def test_balance_by_its_definition_and_with_gradient():
+    logits = torch.randn(20, EXPERTS, requires_grad=True)
+    probabilities = logits.softmax(-1)
+    counts = torch.zeros(EXPERTS)
+    for row in probabilities:
+        for expert in row.topk(2).indices:
+            counts[expert] += 1
+    expected = EXPERTS * sum(counts[e] / 40 * probabilities[:, e].mean() for e in range(EXPERTS))
+    loss = load_balancing_loss((logits,), 2)
+    close(loss, expected, 1e-6)
+    close(*(torch.autograd.grad(x, logits, retain_graph=True)[0] for x in (loss, expected)), 1e-6)
+
+
+def test_z_loss_by_its_definition():
+    layers = (torch.randn(5, EXPERTS), torch.randn(5, EXPERTS) * 3)
+    expected = sum(sum(row.exp().sum().log() ** 2 for row in layer) / 5 for layer in layers) / 2
+    close(router_z_loss(layers), expected, 1e-5)
+    assert router_z_loss((torch.zeros(3, EXPERTS),)).item() == pytest.approx(torch.tensor(4.0).log().item() ** 2)
+
+
+@pytest.mark.parametrize("loss", [lambda x, m: load_balancing_loss(x, 2, m), router_z_loss], ids=["balance", "z"])
+def test_padding_does_not_count(loss):
+    logits, mask = torch.randn(12, EXPERTS), torch.tensor([[1, 1, 1, 0], [0, 0, 1, 1], [1, 0, 0, 0]])
+    garbage = torch.where(mask.flatten().bool()[:, None], logits, 70.0)
+    close(loss((garbage,), mask), loss((logits[mask.flatten().bool()],), None), 1e-6)
+
+
+# --- in the training loss ------------------------------------------------------------------------------------------
+
+IDS = torch.tensor([[5, 6, 7, 8, 9], [11, 12, 13, 0, 0]])
+MASK = (IDS != 0).long()
+TOKEN_LABELS = torch.where(MASK.bool(), IDS, -100)
+HEADS = {
+    "masked": (FratrieEncoderForMaskedLM, TOKEN_LABELS, {}),
+    "sentences": (FratrieEncoderForSequenceClassification, torch.tensor([0, 1]), {}),
+    "tokens": (FratrieEncoderForTokenClassification, torch.where(MASK.bool(), IDS % 2, -100), {}),
+    "causal": (FratrieDecoderForCausalLM, TOKEN_LABELS, {}),
+    "texts": (FratrieDecoderForSequenceClassification, torch.tensor([0, 1]), {}),
+    "seq2seq": (FratrieSeq2SeqForConditionalGeneration, torch.tensor([[4, 5, 6], [7, 8, 9]]), {}),
+}
+all_heads = pytest.mark.parametrize("head", HEADS)
+
+
+@all_heads
+def test_router_losses_are_part_of_the_training_loss_alone(head):
+    model_class, labels, _ = HEADS[head]
+    weights = {"router_aux_loss_coef": 0.5, "router_z_loss_coef": 0.25}
+    losses = {}
+    for name, fields in (("with", weights), ("without", {"router_aux_loss_coef": 0.0})):
+        model = build(model_class, **fields)
+        losses[name, "eval"] = model(IDS, attention_mask=MASK, labels=labels).loss
+        outputs = model.train()(IDS, attention_mask=MASK, labels=labels)
+        losses[name, "train"] = outputs.loss
+    model = build(model_class, **weights).train()
+    outputs = model(IDS, attention_mask=MASK, labels=labels)
+    close(losses["with", "eval"], losses["without", "eval"])
+    close(losses["without", "train"], losses["without", "eval"])
+    stacks = 2 if head == "seq2seq" else 1  # the output holds the mean over stacks, the loss their sum
+    extra = stacks * (0.5 * outputs.aux_loss + 0.25 * outputs.z_loss).double()
+    assert extra > 0.1
+    close(losses["with", "train"] - losses["without", "train"], extra, 1e-6)
+    outputs.loss.backward()
+    routers = [p for name, p in model.named_parameters() if name.endswith("router.weight")]
+    assert routers and all(router.grad.any() for router in routers)
+
+
+@all_heads
+def test_router_logits_and_losses_are_returned_on_request_alone(head):
+    model_class, labels, _ = HEADS[head]
+    model = build(model_class)
+    outputs = model(IDS, attention_mask=MASK, labels=labels)
+    assert outputs.aux_loss is None and not any("router_logits" in name for name in outputs)
+    outputs = model(IDS, attention_mask=MASK, labels=labels, output_router_logits=True)
+    assert outputs.aux_loss > 0 and outputs.z_loss > 0
+    names = ["encoder_router_logits", "decoder_router_logits"] if head == "seq2seq" else ["router_logits"]
+    for name in names:
+        assert len(outputs[name]) == 2 and outputs[name][0].shape[-1] == EXPERTS
+    dense = build(model_class, num_experts=0)
+    assert dense(IDS, attention_mask=MASK, labels=labels, output_router_logits=True).aux_loss is None
+
+
+def forms(head):
+    """The same batch without padding, if its rows are equally long, padded left, and padded right."""
+    ids, rows = torch.tensor([[5, 6, 7, 8], [11, 12, 13, 14]]), {}
+    for side, widths in (("none", (0, 0)), ("left", (3, 0)), ("right", (0, 3))):
+        padded = torch.nn.functional.pad(ids, widths, value=9)
+        mask = torch.nn.functional.pad(torch.ones_like(ids), widths)
+        labels = torch.tensor([0, 1]) if head in ("sentences", "texts") else torch.where(mask.bool(), padded % 2, -100)
+        rows[side] = (padded, mask, labels)
+    return rows
+
+
+@pytest.mark.parametrize("head", ["masked", "sentences", "tokens", "causal", "texts"])
+@pytest.mark.parametrize("unpad", [True, False], ids=["unpadded", "rows"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_changes_no_training_loss(head, unpad, side):
+    model = build(HEADS[head][0], unpad_inputs=unpad, router_z_loss_coef=0.1).train()
+    padded, plain = (
+        model(ids, attention_mask=mask, labels=labels).loss
+        for ids, mask, labels in (forms(head)[side], forms(head)["none"])
+    )
+    close(padded, plain, 1e-6)
+
+
+def test_padding_of_labels_changes_no_seq2seq_training_loss():
+    model = build(FratrieSeq2SeqForConditionalGeneration, router_z_loss_coef=0.1).train()
+    labels = torch.tensor([[4, 5, 6], [7, 8, 9]])
+    padded = torch.nn.functional.pad(labels, (0, 4), value=-100)
+    close(model(IDS, attention_mask=MASK, labels=padded).loss, model(IDS, attention_mask=MASK, labels=labels).loss)
+
+
+@pytest.mark.parametrize("head", ["masked", "sentences", "tokens", "causal", "texts", "seq2seq"])
+def test_the_number_of_targets_spelled_out_changes_nothing(head):
+    """`num_items_in_batch` of a batch that is the whole global batch is what is counted without it."""
+    model_class, labels, _ = HEADS[head]
+    model = build(model_class, router_z_loss_coef=0.1).train()
+    count = labels[:, 1:].ne(-100).sum() if head == "causal" else labels.ne(-100).sum()
+    losses = [
+        model(IDS, attention_mask=MASK, labels=labels, **arguments).loss
+        for arguments in ({}, {"num_items_in_batch": count}, {"num_items_in_batch": int(count)})
+    ]
+    close(losses[1], losses[0])
+    close(losses[2], losses[0])
+
+
+@pytest.mark.parametrize("head", ["masked", "tokens", "causal", "sentences"])
+def test_micro_batches_of_equal_routing_add_up_to_the_batch(head):
+    """A router loss is a mean over tokens: equal micro-batches share it, each by its part of the targets."""
+    model_class, _, _ = HEADS[head]
+    model = build(model_class, router_z_loss_coef=0.1).train()
+    ids = torch.tensor([[5, 6, 7, 8]])
+    labels = torch.tensor([1]) if head == "sentences" else ids % 2
+    count = 4 * (ids.shape[1] - 1 if head == "causal" else labels.numel())
+    whole = model(ids.repeat(4, 1), labels=labels.repeat(4, *[1] * (labels.ndim - 1))).loss
+    parts = [model(ids, labels=labels, num_items_in_batch=count).loss for _ in range(4)]
+    close(sum(parts), whole)
+
+
+def test_generate_with_router_logits_asked_for_in_the_configuration():
+    model = build(FratrieDecoderForCausalLM, output_router_logits=True)
+    outputs = model.generate(IDS, attention_mask=MASK, max_new_tokens=3, do_sample=False)
+    assert torch.equal(outputs, build(FratrieDecoderForCausalLM).generate(IDS, attention_mask=MASK, max_new_tokens=3))
+
+
+def test_balancing_loss_trains_a_collapsed_router():
+    """Steps on this loss alone, from a router that sends most tokens to one expert, bring near to even use."""
+    fields = {"num_hidden_layers": 1, "num_experts_per_tok": 1, "router_aux_loss_coef": 1.0}
+    model = build(FratrieEncoderForMaskedLM, **fields).train()
+    block = model.model.layers[0]
+    common = torch.ones(16).double()
+    block.mixer_output_norm.bias.data.copy_(common)
+    router = block.feed_forward.router
+    router.weight.data[0] += 0.15 * common
+    ids, labels = torch.randint(1, VOCAB, (8, 8)), torch.full((8, 8), -100)
+    optimizer = torch.optim.Adam([router.weight], lr=0.05)
+    history = []
+    for _ in range(40):
+        outputs = model(ids, labels=labels)
+        history.append(outputs.aux_loss.item())
+        optimizer.zero_grad()
+        outputs.loss.backward()
+        optimizer.step()
+    assert history[0] > 2 and history[-1] < 1.1
+
+
+def test_configurations_of_the_siblings():
+    for config_class in (FratrieEncoderConfig, FratrieDecoderConfig):
+        assert config_class(num_experts=3).mlp_layer_types == ["sparse"] * 6
+        assert config_class().mlp_layer_types == ["dense"] * 6

@@ -1,0 +1,109 @@
+"""Linear attention beyond the mixers' contract: its feature map, its chunks, its state of constant size."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers.cache_utils import DynamicCache
+
+from fratrie import FratrieDecoderConfig, FratrieDecoderForCausalLM, FratrieDecoderModel
+from fratrie.modeling.linear_attention import feature_map
+
+
+def build(model_class=FratrieDecoderModel, dtype=torch.float64, **fields):
+    shared = {
+        "vocab_size": 30,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 24,
+        "max_position_embeddings": 64,
+        "layer_types": ["linear_attention"] * 2,
+        "initializer_range": 0.4,
+    }
+    torch.manual_seed(0)
+    return model_class(FratrieDecoderConfig(**{**shared, **fields})).to(dtype).eval()
+
+
+def close(actual, expected, tolerance=1e-10):
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_feature_map_is_elu_plus_one():
+    x = torch.tensor([-30.0, -1.0, 0.0, 2.5], dtype=torch.float64)
+    close(feature_map(x), torch.tensor([-30.0, -1.0, 0.0, 0.0], dtype=torch.float64).exp() + x.clamp_min(0))
+    assert (feature_map(x) > 0).all()
+
+
+@settings(max_examples=25, deadline=None)
+@given(length=st.integers(1, 20), chunk=st.integers(1, 25), start=st.integers(0, 20))
+def test_any_chunk_size_and_any_split_with_a_cache_give_equal_outputs(length, chunk, start):
+    ids = torch.arange(length)[None] + 1
+    expected = build(linear_chunk_size=64)(ids, use_cache=False).last_hidden_state
+    model = build(linear_chunk_size=chunk)
+    close(model(ids, use_cache=False).last_hidden_state, expected)
+    cache, states = DynamicCache(config=model.config), []
+    for place, piece in ((0, ids[:, :start]), (start, ids[:, start:])):
+        if piece.numel():
+            places = torch.arange(place, place + piece.shape[1])[None]
+            states.append(model(piece, cache=cache, position_ids=places).last_hidden_state)
+    close(torch.cat(states, 1), expected)
+
+
+def test_state_has_a_constant_size():
+    model = build()
+    cache, sizes = DynamicCache(config=model.config), []
+    for length in (1, 5, 30):
+        model(torch.ones(2, length, dtype=torch.long), cache=cache, position_ids=torch.arange(length)[None])
+        sizes.append([tuple(layer.recurrent_states[0].shape) for layer in cache.layers])
+    assert sizes == [[(2, 4, 4, 5)] * 2] * 3  # batch, heads, head size, values and their ones
+
+
+def test_state_is_kept_in_float32_for_half_precision():
+    model = build(dtype=torch.bfloat16)
+    ids = torch.arange(1, 13)[None]
+    cache = DynamicCache(config=model.config)
+    pieces = [
+        model(ids[:, place : place + 1], cache=cache, position_ids=torch.tensor([[place]])).last_hidden_state
+        for place in range(12)
+    ]
+    assert cache.layers[0].recurrent_states[0].dtype == torch.float32
+    expected = model(ids, use_cache=False).last_hidden_state
+    torch.testing.assert_close(torch.cat(pieces, 1), expected, rtol=0.1, atol=0.1)
+
+
+def test_beams_reorder_the_state():
+    model = build()
+    cache = DynamicCache(config=model.config)
+    ids = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    model(ids, cache=cache)
+    cache.reorder_cache(torch.tensor([1, 1]))
+    states = model(torch.tensor([[7], [7]]), cache=cache, position_ids=torch.tensor([[3]])).last_hidden_state
+    expected = model(torch.tensor([[4, 5, 6, 7]]), use_cache=False).last_hidden_state[:, -1:]
+    close(states, expected.expand(2, -1, -1))
+
+
+def test_a_state_alone_does_not_know_its_length():
+    model = build()
+    cache = DynamicCache(config=model.config)
+    model(torch.tensor([[1, 2, 3]]), cache=cache)
+    with pytest.raises(ValueError, match=r"position_ids.*attention_mask"):
+        model(torch.tensor([[4]]), cache=cache)
+
+
+@pytest.mark.parametrize("position_type", ["learned", "rotary", "none"])
+@pytest.mark.parametrize("kinds", [["linear_attention"] * 2, ["full_attention", "linear_attention"]], ids=str)
+@pytest.mark.parametrize("beams", [1, 2])
+def test_generate_with_cache_equals_without(position_type, kinds, beams):
+    model = build(FratrieDecoderForCausalLM, position_type=position_type, layer_types=kinds, pad_token_id=0)
+    ids, mask = torch.tensor([[0, 0, 5, 6], [7, 8, 9, 10]]), torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
+    outputs = [
+        model.generate(
+            ids, attention_mask=mask, max_new_tokens=5, num_beams=beams, do_sample=False, use_cache=use_cache
+        )
+        for use_cache in (True, False)
+    ]
+    assert torch.equal(*outputs)
+    alone = model.generate(torch.tensor([[5, 6]]), max_new_tokens=5, num_beams=beams, do_sample=False)
+    assert torch.equal(outputs[0][0, 2:], alone[0])

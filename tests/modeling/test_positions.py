@@ -1,0 +1,278 @@
+"""Positions against the papers' formulas and against Hugging Face's own modules."""
+
+import math
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.t5.modeling_t5 import T5Attention
+
+from fratrie import FratrieDecoderConfig, FratrieDecoderModel, FratrieEncoderConfig, FratrieEncoderModel
+from fratrie.modeling.positions import (
+    AlibiPositionBias,
+    FratrieRotaryEmbedding,
+    LearnedPositions,
+    RelativePositionBias,
+    SinusoidalPositions,
+    rotate,
+)
+
+TINY = {
+    "vocab_size": 20,
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 64,
+}
+
+
+# --- sinusoidal ----------------------------------------------------------------------------------------------------
+
+
+def test_sinusoidal_formula():
+    encodings = SinusoidalPositions(8)(torch.tensor([[0, 1, 63], [5, 2, 1000]]))
+    assert encodings.shape == (2, 3, 8) and encodings.dtype == torch.float32
+    for row, line in enumerate([[0, 1, 63], [5, 2, 1000]]):
+        for column, position in enumerate(line):
+            for i in range(4):
+                angle = position / 10_000 ** (2 * i / 8)
+                assert encodings[row, column, 2 * i].item() == pytest.approx(math.sin(angle), abs=1e-4)
+                assert encodings[row, column, 2 * i + 1].item() == pytest.approx(math.cos(angle), abs=1e-4)
+
+
+@pytest.mark.parametrize("offset", [1, 7, -3])
+def test_a_shift_is_one_linear_map_of_all_sinusoidal_positions(offset):
+    """The map is found on some positions and must hold on all others; it is a rotation of each pair."""
+    encode = SinusoidalPositions(8)
+    positions = torch.arange(5, 3000)[None]
+    here, there = (encode(places)[0].double() for places in (positions, positions + offset))
+    found = torch.linalg.lstsq(here[::50], there[::50]).solution
+    torch.testing.assert_close(here @ found, there, rtol=0, atol=1e-3)
+    angles = [offset / 10_000 ** (2 * i / 8) for i in range(4)]
+    rotations = [[[math.cos(a), -math.sin(a)], [math.sin(a), math.cos(a)]] for a in angles]
+    expected = torch.block_diag(*torch.tensor(rotations, dtype=torch.float64))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
+
+
+def test_product_of_sinusoidal_positions_depends_on_their_distance_alone():
+    encodings = SinusoidalPositions(16)(torch.arange(50)[None])[0]
+    products = encodings @ encodings.T
+    for distance in range(1, 20):
+        torch.testing.assert_close(
+            products.diagonal(distance), products[0, distance].expand(50 - distance), rtol=0, atol=1e-4
+        )
+
+
+# --- learned -------------------------------------------------------------------------------------------------------
+
+
+def test_learned_positions_name_the_length_that_is_too_long():
+    table = LearnedPositions(6, 4)
+    assert table(torch.arange(6)[None]).shape == (1, 6, 4)
+    with pytest.raises(ValueError, match=r"9 tokens.*max_position_embeddings=6.*truncat"):
+        table(torch.tensor([[0, 8]]))
+
+
+# --- rotary --------------------------------------------------------------------------------------------------------
+
+ROPE_TYPES = {
+    "default": {"rope_type": "default", "rope_theta": 500.0},
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+    "longrope": {
+        "rope_type": "longrope",
+        "short_factor": [1.0 + i / 10 for i in range(8)],
+        "long_factor": [2.0 + i for i in range(8)],
+        "original_max_position_embeddings": 16,
+        "factor": 4.0,
+    },
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    },
+    "proportional": {"rope_type": "proportional", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+}
+
+
+def rotary_pair(parameters):
+    ours = FratrieDecoderConfig(**TINY, position_type="rotary", rope_parameters=dict(parameters))
+    theirs = LlamaConfig(**TINY, rope_parameters=dict(parameters))
+    return FratrieRotaryEmbedding(ours), LlamaRotaryEmbedding(theirs)
+
+
+@pytest.mark.parametrize("name", ROPE_TYPES)
+def test_rotary_equals_llama(name):
+    """Also where the frequencies depend on the length: short, long, and short again."""
+    ours, theirs = rotary_pair(ROPE_TYPES[name])
+    query, key = torch.randn(2, 2, 3, 16, dtype=torch.float64), torch.randn(2, 1, 3, 16, dtype=torch.float64)
+    for start in (0, 13, 95, 300, 2):
+        places = torch.tensor([[0, 1, 2], [1, 4, 9]]) + start
+        turn, expected = ours(query, places), theirs(query, places)
+        for actual, wanted in zip(turn, expected, strict=True):
+            assert torch.equal(actual, wanted)
+        for states, wanted in zip((query, key), apply_rotary_pos_emb(query, key, *turn), strict=True):
+            torch.testing.assert_close(rotate(states, turn), wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_rope_types_here_are_all_that_the_library_has():
+    assert set(ROPE_TYPES) - {"default"} == set(ROPE_INIT_FUNCTIONS)
+
+
+@pytest.mark.parametrize("name", ["linear", "yarn", "llama3"])
+def test_scaled_rotary_differs_from_the_default(name):
+    scaled, default = (
+        FratrieRotaryEmbedding(FratrieDecoderConfig(**TINY, position_type="rotary", rope_parameters=parameters))
+        for parameters in (dict(ROPE_TYPES[name]), {"rope_type": "default", "rope_theta": 10_000.0})
+    )
+    assert not torch.allclose(scaled.inv_freq, default.inv_freq)
+
+
+def test_unknown_rope_type_is_refused():
+    with pytest.raises(ValueError, match="yarm"):
+        FratrieRotaryEmbedding(
+            FratrieDecoderConfig(**TINY, position_type="rotary", rope_parameters={"rope_type": "yarm", "factor": 2.0})
+        )
+
+
+def test_partial_rotary_turns_the_first_part_of_a_head_only():
+    parameters = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
+    embedding = FratrieRotaryEmbedding(
+        FratrieDecoderConfig(**TINY, position_type="rotary", rope_parameters=parameters)
+    )
+    states = torch.randn(1, 2, 5, 16)
+    turn = embedding(states, torch.arange(5)[None])
+    assert turn[0].shape == (1, 5, 8)
+    turned = rotate(states, turn)
+    torch.testing.assert_close(turned[..., 8:], states[..., 8:], rtol=0, atol=0)
+    half, _ = apply_rotary_pos_emb(states[..., :8], states[..., :8], *turn)
+    torch.testing.assert_close(turned[..., :8], half)
+    assert not torch.allclose(turned[..., 1:, :8], states[..., 1:, :8])
+
+
+def test_rotated_product_depends_on_the_distance_alone():
+    config = FratrieDecoderConfig(**TINY, position_type="rotary")
+    embedding = FratrieRotaryEmbedding(config)
+    query, key = torch.randn(2, 16, dtype=torch.float64)
+
+    def product(query_place, key_place):
+        turned = [
+            rotate(x.view(1, 1, 1, 16), embedding(x, torch.tensor([[place]])))
+            for x, place in ((query, query_place), (key, key_place))
+        ]
+        return float((turned[0] * turned[1]).sum())
+
+    for distance in (0, 1, 5):
+        expected = product(distance, 0)
+        for start in (1, 10, 40):
+            assert product(start + distance, start) == pytest.approx(expected, abs=1e-4)
+    assert product(5, 0) != pytest.approx(product(0, 5), abs=1e-3)
+    assert product(0, 0) == pytest.approx(float(query @ key))
+
+
+# --- relative ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("buckets, distance", [(32, 128), (8, 20), (6, 50)])
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_buckets_equal_t5(buckets, distance, bidirectional):
+    config_class = FratrieEncoderConfig if bidirectional else FratrieDecoderConfig
+    config = config_class(
+        **TINY, position_type="relative", relative_num_buckets=buckets, relative_max_distance=distance
+    )
+    distances = torch.arange(-3000, 3001).view(1, -1)
+    expected = T5Attention._relative_position_bucket(distances, bidirectional, buckets, distance)
+    actual = RelativePositionBias(config).bucket(distances)
+    assert torch.equal(actual, expected)
+    assert actual.unique().tolist() == list(range(buckets)) if not bidirectional else actual.max() == buckets - 1
+
+
+def test_relative_bias_reads_its_table():
+    bias = RelativePositionBias(FratrieEncoderConfig(**TINY, position_type="relative"))
+    queries, keys = torch.arange(2, 5), torch.arange(6)
+    values = bias(queries, keys)
+    assert values.shape == (1, 2, 3, 6)
+    for t, query in enumerate(queries):
+        for s, key in enumerate(keys):
+            row = T5Attention._relative_position_bucket((key - query).view(1, 1), True, 32, 128)
+            torch.testing.assert_close(values[0, :, t, s], bias.table.weight[row.item()])
+
+
+# --- ALiBi ---------------------------------------------------------------------------------------------------------
+
+
+def alibi(heads, causal=True):
+    config_class = FratrieDecoderConfig if causal else FratrieEncoderConfig
+    return AlibiPositionBias(
+        config_class(**{**TINY, "hidden_size": 96, "num_attention_heads": heads}, position_type="alibi")
+    )
+
+
+def test_alibi_slopes_of_the_paper():
+    """Section 3: for 8 heads 1/2, 1/4 … 1/256; for 12 the 8 and every other of the 16, 2^-0.5, 2^-1.5 …"""
+    eight = [2.0**-i for i in range(1, 9)]
+    torch.testing.assert_close(alibi(8).slopes_H, torch.tensor(eight))
+    torch.testing.assert_close(alibi(16).slopes_H, torch.tensor([2 ** (-i / 2) for i in range(1, 17)]))
+    twelve = [*eight, 2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5]
+    torch.testing.assert_close(alibi(12).slopes_H, torch.tensor(twelve))
+    torch.testing.assert_close(alibi(1).slopes_H, torch.tensor([2.0**-8]))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_alibi_penalty_is_slope_times_distance(causal):
+    values = alibi(8, causal)(torch.arange(3, 6), torch.arange(6))
+    assert values.shape == (1, 8, 3, 6) and values.dtype == torch.float32
+    for head in range(8):
+        for t in range(3):
+            for s in range(6):
+                assert values[0, head, t, s].item() == pytest.approx(-abs(s - t - 3) / 2 ** (head + 1))
+
+
+# --- in a model ----------------------------------------------------------------------------------------------------
+
+POSITION_TYPES = ["learned", "sinusoidal", "rotary", "relative", "alibi"]
+
+
+@pytest.mark.parametrize("position_type", ["sinusoidal", "rotary", "alibi"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_is_not_stored_is_right_after_loading(position_type, dtype, tmp_path):
+    config = FratrieEncoderConfig(
+        **{**TINY, "hidden_size": 96, "num_attention_heads": 12}, position_type=position_type
+    )
+    model = FratrieEncoderModel(config).eval()
+    model.save_pretrained(tmp_path)
+    loaded = FratrieEncoderModel.from_pretrained(tmp_path, dtype=getattr(torch, dtype)).eval()
+    buffers = dict(model.named_buffers())
+    assert set(buffers) == set(dict(loaded.named_buffers()))
+    assert bool(buffers) == (position_type != "sinusoidal")
+    for name, buffer in loaded.named_buffers():
+        torch.testing.assert_close(buffer.float(), buffers[name], rtol=2**-7 if dtype == "bfloat16" else 0, atol=0)
+    ids = torch.arange(1, 11)[None]
+    tolerance = 0.05 if dtype == "bfloat16" else 0
+    torch.testing.assert_close(
+        loaded(ids).last_hidden_state.float(), model(ids).last_hidden_state, rtol=tolerance, atol=tolerance
+    )
+
+
+@pytest.mark.parametrize("position_type", POSITION_TYPES)
+@pytest.mark.parametrize("causal", [True, False])
+def test_every_kind_tells_the_order_of_tokens(position_type, causal):
+    """Without positions, the last token sees a bag of words; with them it does not."""
+    config_class, model_class = (
+        (FratrieDecoderConfig, FratrieDecoderModel) if causal else (FratrieEncoderConfig, FratrieEncoderModel)
+    )
+
+    def last(kind, ids):
+        torch.manual_seed(0)
+        model = model_class(config_class(**TINY, position_type=kind, initializer_range=0.3)).double().eval()
+        return model(ids).last_hidden_state[0, -1]
+
+    one, other = torch.tensor([[1, 2, 3, 4]]), torch.tensor([[3, 1, 2, 4]])
+    torch.testing.assert_close(last("none", one), last("none", other), rtol=1e-10, atol=1e-10)
+    assert (last(position_type, one) - last(position_type, other)).abs().max() > 1e-4

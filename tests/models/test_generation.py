@@ -1,0 +1,493 @@
+"""Generation through Hugging Face's `generate`: every way of decoding gives what decoding without a cache gives."""
+
+import copy
+import logging
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from combinations import (
+    DECODER,
+    LINEAR,
+    SEQ2SEQ,
+    SLIDING,
+    Case,
+    case_of,
+    cases,
+    documents,
+    layer_types,
+    pad,
+    stack_configs,
+)
+from transformers import GenerationConfig
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
+
+NEW = 8
+decoder_case = pytest.mark.parametrize("case", cases(DECODER), ids=str)
+seq2seq_case = pytest.mark.parametrize("case", cases(SEQ2SEQ), ids=str)
+generating_case = pytest.mark.parametrize("case", cases(DECODER, SEQ2SEQ), ids=str)
+softmax_decoder_case = pytest.mark.parametrize(
+    "case", [case for case in cases(DECODER) if LINEAR not in layer_types(case.config())], ids=str
+)
+
+
+def generate(model: Any, inputs: dict[str, torch.Tensor], **kwargs: Any) -> Any:
+    """Greedy generation of a fixed number of tokens, unless told otherwise."""
+    settings = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False} | kwargs
+    return model.generate(**inputs, **settings)
+
+
+def prompts(lengths: tuple[int, ...] = (6, 6)) -> dict[str, torch.Tensor]:
+    ids, mask = pad(documents(lengths, seed=3), "left")
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def greedy_by_hand(model: Any, ids: torch.Tensor, new: int = NEW, **inputs: Any) -> torch.Tensor:
+    """Greedy decoding, which runs the whole text again for each token; the end token is not allowed."""
+    key = "decoder_input_ids" if model.config.is_encoder_decoder else "input_ids"
+    for _ in range(new):
+        with torch.no_grad():
+            logits = model(**{key: ids}, **inputs, use_cache=False).logits[:, -1]
+        logits[:, model.config.eos_token_id] = -torch.inf
+        ids = torch.cat([ids, logits.argmax(-1, keepdim=True)], dim=1)
+    return ids
+
+
+@decoder_case
+def test_greedy_generation_equals_decoding_by_hand(case: Case):
+    model = case.build()
+    ids = prompts()["input_ids"]
+    expected = greedy_by_hand(model, ids)
+    assert len(expected[:, 6:].unique()) > 2  # not one token for ever
+    assert torch.equal(generate(model, {"input_ids": ids}), expected)
+
+
+@seq2seq_case
+def test_greedy_generation_of_an_encoder_decoder_equals_decoding_by_hand(case: Case):
+    model = case.build()
+    inputs = prompts((9, 5))
+    expected = greedy_by_hand(model, torch.zeros(2, 1, dtype=torch.long), **inputs)
+    assert torch.equal(generate(model, inputs), expected)
+
+
+@generating_case
+def test_dynamic_static_and_no_cache_give_the_same_scores(case: Case):
+    model = case.build()
+    inputs = prompts((6, 4))
+    if case.sibling == SEQ2SEQ and LINEAR in layer_types(model.config.decoder):
+        implementations = [{}]  # static caches are another test
+    else:
+        implementations = [{}, {"cache_implementation": "static"}]
+    expected = generate(model, inputs, use_cache=False, output_logits=True, return_dict_in_generate=True)
+    assert expected.cache is None
+    for kwargs in implementations:
+        outputs = generate(model, inputs, output_logits=True, return_dict_in_generate=True, **kwargs)
+        assert outputs.cache is not None
+        assert torch.equal(outputs.sequences, expected.sequences)
+        torch.testing.assert_close(outputs.logits, expected.logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in cases(SEQ2SEQ) if LINEAR in layer_types(case.config().decoder)], ids=str
+)
+def test_static_caches_of_an_encoder_decoder_with_linear_layers_work_or_are_refused_by_name(case: Case):
+    model = case.build()
+    inputs = prompts((6, 4))
+    expected = generate(model, inputs, use_cache=False)
+    try:
+        outputs = generate(model, inputs, cache_implementation="static")
+    except ValueError as error:
+        assert "linear" in str(error) and "static" in str(error)
+    else:
+        assert torch.equal(outputs, expected)
+
+
+@generating_case
+def test_a_padded_prompt_is_continued_as_if_it_were_alone(case: Case):
+    model = case.build()
+    together = generate(model, prompts((7, 3)))
+    for row, document in enumerate(documents((7, 3), seed=3)):
+        alone = generate(model, {"input_ids": document[None]})
+        assert torch.equal(together[row, -NEW:], alone[0, -NEW:])
+
+
+@generating_case
+def test_beam_search_with_a_cache_equals_beam_search_without(case: Case):
+    model = case.build()
+    inputs = prompts((6, 3))
+    kwargs = {"num_beams": 3, "num_return_sequences": 2, "output_scores": True, "return_dict_in_generate": True}
+    with_cache = generate(model, inputs, **kwargs)
+    without = generate(model, inputs, use_cache=False, **kwargs)
+    assert with_cache.sequences.shape[0] == 4
+    assert torch.equal(with_cache.sequences, without.sequences)
+    torch.testing.assert_close(with_cache.sequences_scores, without.sequences_scores, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", cases(DECODER, SEQ2SEQ, names=("default", "all_mixers", "llama")), ids=str)
+def test_beams_find_a_likelier_text_than_greedy_decoding(case: Case):
+    model = case.build()
+    inputs = prompts()
+    greedy = generate(model, inputs, return_dict_in_generate=True, output_scores=True)
+    steps = model.compute_transition_scores(greedy.sequences, greedy.scores, normalize_logits=True)
+    kwargs = {"num_beams": 8, "return_dict_in_generate": True, "output_scores": True, "length_penalty": 0.0}
+    beams = generate(model, inputs, **kwargs)
+    assert (beams.sequences_scores >= steps.sum(-1) - 1e-4).all()
+    assert (beams.sequences_scores > steps.sum(-1) + 1e-2).any()
+
+
+@generating_case
+def test_sampling_is_seeded_and_returns_several_texts(case: Case):
+    model = case.build()
+
+    def sample(seed: int) -> torch.Tensor:
+        torch.manual_seed(seed)
+        return generate(model, prompts(), do_sample=True, num_return_sequences=3, temperature=2.0)
+
+    first = sample(1)
+    assert first.shape[0] == 6
+    assert torch.equal(first, sample(1))
+    assert not torch.equal(first, sample(2))
+    assert len(first[:3].unique(dim=0)) > 1
+
+
+@pytest.mark.parametrize("case", cases(DECODER, names=("default", "llama", "all_mixers")), ids=str)
+def test_sampling_follows_the_models_probabilities(case: Case):
+    model = case.build()
+    ids = documents((5,), seed=3)[0][None]
+    with torch.no_grad():
+        logits = model(ids).logits[0, -1] * 4
+    samples = model.generate(
+        ids, max_new_tokens=1, do_sample=True, temperature=0.25, top_k=0, num_return_sequences=2000
+    )[:, -1]
+    frequencies = torch.bincount(samples, minlength=len(logits)) / 2000
+    assert (frequencies - logits.softmax(-1)).abs().max() < 0.06
+
+
+@generating_case
+def test_generation_from_embeddings_equals_generation_from_their_ids(case: Case):
+    model = case.build()
+    inputs = prompts((6, 4))
+    expected = generate(model, inputs)
+    embedded = dict(inputs)
+    embedded["inputs_embeds"] = model.get_input_embeddings()(embedded.pop("input_ids")).detach()
+    outputs = generate(model, embedded)
+    assert torch.equal(outputs[:, -NEW:], expected[:, -NEW:])
+
+
+@decoder_case
+def test_a_returned_cache_is_continued(case: Case):
+    model = case.build()
+    ids = prompts()["input_ids"]
+    expected = generate(model, {"input_ids": ids}, max_new_tokens=NEW)
+    first = generate(
+        model, {"input_ids": ids}, max_new_tokens=4, min_new_tokens=4, return_dict_in_generate=True
+    )
+    outputs = generate(
+        model, {"input_ids": first.sequences}, cache=first.cache, max_new_tokens=4, min_new_tokens=4
+    )
+    assert torch.equal(outputs, expected)
+
+
+@decoder_case
+@torch.no_grad()
+def test_text_in_pieces_with_a_cache_equals_the_whole(case: Case):
+    """Pieces of several tokens, left padding in the first, a window that is shorter than a piece."""
+    model = case.build()
+    ids, mask = pad(documents((12, 8), seed=4), "left")
+    whole = model(ids, attention_mask=mask, use_cache=False).logits
+    cache, pieces = None, []
+    for start, end in ((0, 5), (5, 6), (6, 10), (10, 12)):
+        outputs = model(ids[:, start:end], attention_mask=mask[:, :end], cache=cache, use_cache=True)
+        cache = outputs.cache
+        pieces.append(outputs.logits)
+    real = mask.bool()
+    torch.testing.assert_close(torch.cat(pieces, 1)[real], whole[real], rtol=1e-4, atol=2e-5)
+
+
+@decoder_case
+@torch.no_grad()
+def test_text_in_pieces_without_a_mask_equals_the_whole_or_asks_for_positions(case: Case):
+    model = case.build()
+    (ids,) = documents((10,), seed=4)
+    whole = model(ids[None], use_cache=False).logits
+    cache = model(ids[None, :6], use_cache=True).cache
+    needs_positions = set(model.config.layer_types) == {LINEAR} and model.config.position_type == "rotary"
+    if needs_positions:
+        with pytest.raises(ValueError, match="position_ids"):
+            model(ids[None, 6:], cache=cache)
+    positions = {"position_ids": torch.arange(6, 10)[None]} if needs_positions else {}
+    logits = model(ids[None, 6:], cache=cache, **positions).logits
+    torch.testing.assert_close(logits, whole[:, 6:], rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("case", cases(DECODER, names=("default", "mixtral", "linear")), ids=str)
+@torch.no_grad()
+def test_logits_to_keep_as_number_and_as_indices(case: Case):
+    model = case.build()
+    ids = prompts()["input_ids"]
+    logits = model(ids).logits
+    assert torch.equal(model(ids, logits_to_keep=1).logits, logits[:, -1:])
+    assert torch.equal(model(ids, logits_to_keep=3).logits, logits[:, -3:])
+    places = torch.tensor([0, 4])
+    assert torch.equal(model(ids, logits_to_keep=places).logits, logits[:, places])
+    assert model(ids, logits_to_keep=0).logits.shape[1] == 6
+
+
+def test_generation_scores_only_the_last_position_of_the_prompt(monkeypatch):
+    model = case_of(DECODER).build()
+    lengths = []
+    model.lm_head.register_forward_hook(lambda module, args, output: lengths.append(output.shape[1]))
+    generate(model, prompts())
+    assert set(lengths) == {1}
+
+
+@softmax_decoder_case
+def test_prompt_lookup_and_assisted_decoding_equal_greedy_decoding(case: Case):
+    model = case.build()
+    ids = documents((4,), seed=3)[0].repeat(3)[None]
+    expected = generate(model, {"input_ids": ids}, max_new_tokens=12, min_new_tokens=0, eos_token_id=None)
+    kwargs = {"max_new_tokens": 12, "min_new_tokens": 0, "eos_token_id": None}
+    assert torch.equal(generate(model, {"input_ids": ids}, prompt_lookup_num_tokens=3, **kwargs), expected)
+    good, poor = copy.deepcopy(model), case_of(DECODER).build()
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in good.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    for assistant in (good, poor):
+        assert torch.equal(generate(model, {"input_ids": ids}, assistant_model=assistant, **kwargs), expected)
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in cases(DECODER) if LINEAR in layer_types(case.config())], ids=str
+)
+def test_assisted_decoding_of_linear_attention_is_right_or_refused_by_name(case: Case):
+    """A recurrent state cannot forget the candidates that were refused."""
+    model = case.build()
+    ids = documents((4,), seed=3)[0].repeat(3)[None]
+    kwargs = {"max_new_tokens": 12, "min_new_tokens": 0, "eos_token_id": None}
+    expected = generate(model, {"input_ids": ids}, **kwargs)
+    try:
+        outputs = generate(model, {"input_ids": ids}, prompt_lookup_num_tokens=3, **kwargs)
+    except ValueError as error:
+        assert "cache" in str(error).lower()
+    else:
+        assert torch.equal(outputs, expected)
+
+
+def elements(cache: DynamicCache) -> list[int]:
+    """Number of stored elements a layer."""
+    counts = []
+    for layer in cache.layers:
+        tensors = [layer.keys, layer.values] if hasattr(layer, "keys") else [layer.recurrent_states[0]]
+        counts.append(sum(x.numel() for x in tensors if x is not None))
+    return counts
+
+
+@torch.no_grad()
+def test_the_state_of_linear_attention_does_not_grow():
+    model = case_of(DECODER, "linear").build()
+    sizes = []
+    for length in (1, 3, 20, 40):
+        sizes.append(elements(model(documents((length,))[0][None], use_cache=True).cache))
+    heads, head_dim = model.config.num_attention_heads, model.config.head_dim
+    assert sizes == [[heads * head_dim * (head_dim + 1)] * 2] * 4
+    short = generate(model, prompts(), return_dict_in_generate=True).cache
+    long = generate(
+        model, prompts(), max_new_tokens=30, min_new_tokens=30, return_dict_in_generate=True
+    ).cache
+    assert elements(short) == elements(long)
+
+
+@torch.no_grad()
+def test_a_sliding_window_cache_does_not_grow_beyond_the_window():
+    model = case_of(DECODER, "sliding_full").build()
+    key_values = 2 * model.config.num_key_value_heads * model.config.head_dim
+    for length in (2, 10, 30):
+        sliding, full = elements(model(documents((length,))[0][None], use_cache=True).cache)
+        assert sliding == key_values * min(length, model.config.sliding_window - 1)
+        assert full == key_values * length
+    cache = generate(model, {"input_ids": documents((6,))[0][None]}, return_dict_in_generate=True).cache
+    assert elements(cache)[0] == key_values * (model.config.sliding_window - 1)
+
+
+def test_each_step_of_generation_runs_one_token():
+    for case in cases(DECODER, SEQ2SEQ, names=("default", "linear", "sliding")):
+        model = case.build()
+        lengths: list[int] = []
+        model.get_decoder().layers[0].register_forward_pre_hook(
+            lambda module, args, kwargs=None, lengths=lengths: lengths.append(args[0].shape[1])
+        )
+        generate(model, prompts())
+        first = 1 if case.sibling == SEQ2SEQ else 6
+        assert lengths == [first] + [1] * (NEW - 1), case
+
+
+@seq2seq_case
+def test_the_encoder_runs_once_and_its_keys_are_projected_once(case: Case):
+    model = case.build()
+    calls = {"encoder": 0, "keys": 0}
+
+    def count(name: str) -> Any:
+        def hook(*_: Any) -> None:
+            calls[name] += 1
+
+        return hook
+
+    model.get_encoder().layers[0].register_forward_hook(count("encoder"))
+    model.get_decoder().layers[-1].cross_attention.k_proj.register_forward_hook(count("keys"))
+    outputs = generate(model, prompts((9, 5)), return_dict_in_generate=True)
+    assert calls == {"encoder": 1, "keys": 1}
+    assert isinstance(outputs.cache, EncoderDecoderCache)
+    for layer in outputs.cache.cross_attention_cache.layers:
+        assert layer.keys.shape[2] == layer.values.shape[2] == 9
+
+
+@seq2seq_case
+@torch.no_grad()
+def test_an_encoder_decoder_in_pieces_with_a_cache_equals_the_whole(case: Case):
+    model = case.build()
+    inputs = prompts((9, 5))
+    ids = torch.stack(documents((10, 10), seed=5))
+    whole = model(**inputs, decoder_input_ids=ids, use_cache=False).logits
+    cache, pieces = None, []
+    for start, end in ((0, 4), (4, 5), (5, 10)):
+        outputs = model(
+            **inputs,
+            decoder_input_ids=ids[:, start:end],
+            decoder_attention_mask=torch.ones(2, end, dtype=torch.long),
+            cache=cache,
+            use_cache=True,
+        )
+        cache = outputs.cache
+        pieces.append(outputs.logits)
+    torch.testing.assert_close(torch.cat(pieces, 1), whole, rtol=1e-4, atol=2e-5)
+
+
+def test_an_encoder_decoder_continues_a_given_start():
+    model = case_of(SEQ2SEQ, "sliding").build()
+    inputs = prompts((9, 5))
+    expected = generate(model, inputs)
+    outputs = generate(
+        model, inputs, decoder_input_ids=expected[:, :5], max_new_tokens=NEW - 4, min_new_tokens=NEW - 4
+    )
+    assert torch.equal(outputs, expected)
+
+
+def served(config: Any) -> bool:
+    """Whether paged caches can hold what a decoder remembers."""
+    return config.position_type not in ("relative", "alibi") and LINEAR not in config.layer_types
+
+
+def batch_settings(**kwargs: Any) -> GenerationConfig:
+    return GenerationConfig(
+        max_new_tokens=NEW, do_sample=False, eos_token_id=None, pad_token_id=0, use_cuda_graph=False, **kwargs
+    )
+
+
+CONTINUOUS = ("default", "llama", "sliding_full", "mixtral")
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=str(case), marks=() if case.name in CONTINUOUS else pytest.mark.slow)
+        for case in cases(DECODER)
+        if served(case.config())
+    ],
+)
+def test_continuous_batching_equals_generate(case: Case, implementation: str):
+    model = case.build(attn_implementation=implementation)
+    texts = [document.tolist() for document in documents((9, 5, 2), seed=3)]
+    outputs = model.generate_batch(inputs=texts, generation_config=batch_settings())
+    assert len(outputs) == len(texts)
+    for text, output in zip(texts, outputs.values(), strict=True):
+        assert output.error is None
+        expected = generate(model, {"input_ids": torch.tensor([text])}, eos_token_id=None, min_new_tokens=0)
+        assert output.prompt_ids == text
+        assert output.generated_tokens == expected[0, len(text) :].tolist()
+
+
+@pytest.mark.parametrize("case", [case for case in cases(DECODER) if not served(case.config())], ids=str)
+def test_continuous_batching_refuses_what_it_cannot_serve(case: Case):
+    model = case.build()
+    texts = [document.tolist() for document in documents((4, 3))]
+    with pytest.raises(ValueError, match=r"Continuous batching serves .* use generate"):
+        model.generate_batch(inputs=texts, generation_config=batch_settings())
+    assert any(word in (LINEAR, "relative", "alibi") for word in (*model.config.layer_types, model.config.position_type))
+
+
+def test_a_text_beyond_the_learned_positions_is_refused_with_the_way_out():
+    model = case_of(DECODER).build()
+    with pytest.raises(ValueError, match=r"43 tokens is longer than .*max_position_embeddings=40"):
+        model(documents((43,))[0][None])
+    with pytest.raises(ValueError, match="max_position_embeddings=40"):
+        generate(model, {"input_ids": documents((38,))[0][None]})
+
+
+@pytest.mark.parametrize("case", cases(DECODER, names=("t5", "alibi", "no_positions", "linear", "sliding")), ids=str)
+def test_texts_beyond_the_trained_length_go_on_where_positions_allow(case: Case):
+    model = case.build()
+    ids = documents((45,))[0][None]
+    assert torch.equal(generate(model, {"input_ids": ids}), greedy_by_hand(model, ids))
+
+
+@generating_case
+def test_generation_warns_of_nothing(case: Case, caplog):
+    import transformers
+
+    model = case.build()
+    transformers.utils.logging.enable_propagation()
+    caplog.set_level(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            generate(model, prompts((6, 3)))
+    finally:
+        transformers.utils.logging.disable_propagation()
+    assert not caplog.records
+
+
+def test_generation_stops_at_the_end_token_and_pads_the_rest():
+    model = case_of(DECODER).build()
+    ids = prompts()["input_ids"]
+    free = generate(model, {"input_ids": ids})
+    end = int(free[0, 8])
+    assert end not in free[1, 6:]
+    outputs = model.generate(ids, max_new_tokens=NEW, do_sample=False, eos_token_id=end, suppress_tokens=[2])
+    assert outputs[0, 8] == end and (outputs[0, 9:] == 0).all()
+    assert torch.equal(outputs[1], free[1])
+
+
+@pytest.mark.parametrize("case", cases(DECODER, SEQ2SEQ, names=("default", "all_mixers", "sliding_alibi")), ids=str)
+def test_a_static_cache_of_the_callers_is_filled(case: Case):
+    if case.sibling == SEQ2SEQ:
+        pytest.skip("generate makes the two caches of an encoder-decoder")
+    model = case.build()
+    inputs = prompts((6, 4))
+    cache = StaticCache(config=model.config, max_cache_len=20)
+    assert torch.equal(generate(model, inputs, cache=cache), generate(model, inputs))
+
+
+@pytest.mark.parametrize("case", cases(DECODER, names=("default", "linear", "mixtral")), ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_generates_with_a_cache_of_its_own_dtype(case: Case, dtype: torch.dtype):
+    model = case.build().to(dtype)
+    outputs = generate(model, prompts((6, 4)), return_dict_in_generate=True, output_logits=True)
+    assert outputs.sequences.shape == (2, 6 + NEW)
+    assert all(logits.isfinite().all() for logits in outputs.logits)
+    for layer, kind in zip(outputs.cache.layers, model.config.layer_types, strict=True):
+        if kind == LINEAR:
+            assert layer.recurrent_states[0].dtype == torch.float32  # sums over a text need the room
+        else:
+            assert layer.keys.dtype == dtype
+
+
+def test_sliding_layers_of_both_caches_belong_to_the_decoders_own_attention():
+    model = case_of(SEQ2SEQ, "sliding").build()
+    cache = generate(model, prompts((9, 5)), return_dict_in_generate=True).cache
+    decoder = stack_configs(model.config)[1]
+    assert decoder.layer_types == [SLIDING, SLIDING]
+    assert all(layer.keys.shape[2] == decoder.sliding_window - 1 for layer in cache.self_attention_cache.layers)
+    assert all(layer.keys.shape[2] == 9 for layer in cache.cross_attention_cache.layers)

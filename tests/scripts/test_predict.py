@@ -1,0 +1,135 @@
+import csv
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig
+
+from fratrie import FratrieEncoderConfig
+from fratrie.data.loading import load_labelled
+
+TEXTS = ["ma mère aime, «mon père»", "👩‍👩‍👧🎉", "mot " * 10_000 + "fin", 'on dit "oui"', "é", "mon père " * 5]
+
+
+def save_classifier(folder, samples, problem, labels, thresholds=None, own=False):
+    torch.manual_seed(1)
+    tokenizer = AutoTokenizer.from_pretrained(samples / "bert")
+    names = dict(enumerate(labels))
+    if own:
+        sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+        config = FratrieEncoderConfig(vocab_size=len(tokenizer), max_position_embeddings=48, pad_token_id=1, **sizes)
+    else:
+        config = BertConfig.from_pretrained(samples / "bert")
+    config.id2label, config.label2id = names, {name: i for i, name in names.items()}
+    config.problem_type, config.label_thresholds, config.initializer_range = problem, thresholds, 0.5
+    model = AutoModelForSequenceClassification.from_config(config).eval()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model, tokenizer
+
+
+def write_texts(path):
+    if path.suffix == ".txt":
+        path.write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
+    elif path.suffix == ".csv":
+        with path.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([["sentence"], *([text] for text in TEXTS)])
+    else:
+        path.write_text("".join(json.dumps({"sentence": text}) + "\n" for text in TEXTS), encoding="utf-8")
+    return path
+
+
+def read(path):
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.reader(file))
+
+
+def logits_of(model, tokenizer):
+    with torch.no_grad():
+        return [
+            model(**tokenizer(text, truncation=True, max_length=48, return_tensors="pt")).logits[0] for text in TEXTS
+        ]
+
+
+@pytest.mark.parametrize("extension", ["txt", "csv", "jsonl"])
+@pytest.mark.parametrize("own", [True, False])
+def test_labels_and_probabilities_come_in_the_order_of_the_texts(run_script, samples, tmp_path, extension, own):
+    thresholds = [0.1, 0.9, 0.5]
+    folder = tmp_path / "model"
+    model, tokenizer = save_classifier(folder, samples, "multi_label_classification", ["+", "m", "p"], thresholds, own)
+    source, output = write_texts(tmp_path / f"texts.{extension}"), tmp_path / "out.csv"
+    code, stdout, stderr = run_script(
+        "predict.py", "--model", folder, "--input_file", source, "--output_file", output, "--text_column", "sentence",
+        "--batch_size", 2,
+    )  # fmt: skip
+    assert code == 0, stderr
+    assert "6 texts labelled" in stdout and "1 of 6 texts are longer than 48 tokens and were cut" in stderr
+    header, *rows = read(output)
+    assert header == ["text", "labels", "+", "m", "p"] and [row[0] for row in rows] == TEXTS
+    for row, logits in zip(rows, logits_of(model, tokenizer), strict=True):
+        expected = logits.sigmoid().tolist()
+        assert [float(cell) for cell in row[2:]] == pytest.approx(expected, abs=1e-4)
+        above = zip(["+", "m", "p"], expected, thresholds, strict=True)
+        assert row[1] == ",".join(label for label, value, threshold in above if value > threshold)
+    assert len({row[1] for row in rows}) > 1
+    again = load_labelled(output, ["+", "m", "p"])
+    assert [len(labels) for labels in again["labels"]] == [len([x for x in row[1].split(",") if x]) for row in rows]
+
+
+def test_one_label_is_the_most_probable_by_softmax(run_script, samples, tmp_path):
+    model, tokenizer = save_classifier(tmp_path / "m", samples, "single_label_classification", ["a", "b", "c"])
+    source, output = write_texts(tmp_path / "texts.txt"), tmp_path / "out.csv"
+    code, _, stderr = run_script(
+        "predict.py", "--model", tmp_path / "m", "--input_file", source, "--output_file", output
+    )
+    assert code == 0, stderr
+    for row, logits in zip(read(output)[1:], logits_of(model, tokenizer), strict=True):
+        assert [float(cell) for cell in row[2:]] == pytest.approx(logits.softmax(-1).tolist(), abs=1e-4)
+        assert row[1] == "abc"[int(logits.argmax())]
+
+
+def test_real_values_have_no_labels(run_script, samples, tmp_path):
+    model, tokenizer = save_classifier(tmp_path / "m", samples, "regression", ["value"])
+    source, output = write_texts(tmp_path / "texts.txt"), tmp_path / "out.csv"
+    code, _, stderr = run_script(
+        "predict.py", "--model", tmp_path / "m", "--input_file", source, "--output_file", output
+    )
+    assert code == 0, stderr
+    header, *rows = read(output)
+    assert header == ["text", "value"]
+    expected = [float(logits[0]) for logits in logits_of(model, tokenizer)]
+    assert [float(row[1]) for row in rows] == pytest.approx(expected, rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        ("", {}, "texts.txt: the file is empty"),
+        ("ma mère\n".encode("latin-1"), {}, "is not UTF-8"),
+        ("texte\n", {"--input_file": "nowhere.txt"}, "nowhere.txt: there is no such file"),
+        ("texte\n", {"--output_file": "texts.txt/out.csv"}, "texts.txt"),
+        ("texte\n", {"--model": "."}, "is not a complete checkpoint: it lacks config.json"),
+        ("texte\n", {"--model": "absent"}, "absent is not a folder"),
+        ("texte\n", {"--max_length": "0"}, "max_length=0"),
+    ],
+)
+def test_what_a_user_gets_wrong_ends_with_a_message(
+    run_script, samples, tmp_path, monkeypatch, content, options, message
+):
+    monkeypatch.chdir(tmp_path)
+    save_classifier(tmp_path / "m", samples, "multi_label_classification", ["+", "m", "p"])
+    (tmp_path / "texts.txt").write_bytes(content if isinstance(content, bytes) else content.encode())
+    arguments = {"--model": "m", "--input_file": "texts.txt", "--output_file": "out.csv"} | options
+    code, stdout, stderr = run_script("predict.py", *(part for pair in arguments.items() for part in pair))
+    assert code == 2 and message in stderr and "error: " in stderr
+    assert "Traceback" not in stderr and not stdout and not (tmp_path / "out.csv").exists()
+
+
+def test_an_empty_cell_is_named_by_its_row(run_script, samples, tmp_path):
+    save_classifier(tmp_path / "m", samples, "multi_label_classification", ["+", "m", "p"])
+    source = tmp_path / "texts.jsonl"
+    source.write_text('{"text": "ma mère"}\n{"text": ""}\n', encoding="utf-8")
+    code, _, stderr = run_script(
+        "predict.py", "--model", tmp_path / "m", "--input_file", source, "--output_file", tmp_path / "out.csv"
+    )
+    assert code == 2 and "row 2" in stderr and "is empty" in stderr

@@ -1,0 +1,267 @@
+import json
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from torch.nn import functional
+from transformers import (
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    CamembertConfig,
+    DistilBertConfig,
+    ModernBertConfig,
+    PreTrainedTokenizerFast,
+    T5Config,
+)
+
+from fratrie import FratrieDecoderConfig, FratrieEncoderConfig, FratrieEncoderForMaskedLM, FratrieSeq2SeqConfig
+from fratrie.training.classifiers import (
+    Head,
+    Task,
+    check_checkpoint,
+    freeze_below,
+    load_classifier,
+    load_tokenizer,
+    new_classifier,
+)
+from fratrie.training.metrics import MULTI_LABEL, REGRESSION, SINGLE_LABEL
+
+SIZES = {
+    "vocab_size": 30,
+    "hidden_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+}
+SEVERAL = Task(MULTI_LABEL, ["+", "-", "j"])
+ONE = Task(SINGLE_LABEL, ["a", "b", "c"])
+CONFIGS = {
+    "bert": BertConfig(**SIZES, max_position_embeddings=16),
+    "camembert": CamembertConfig(**SIZES, max_position_embeddings=18, pad_token_id=1),
+    "distilbert": DistilBertConfig(vocab_size=30, dim=16, n_layers=3, n_heads=2, hidden_dim=24),
+    "modernbert": ModernBertConfig(**SIZES, pad_token_id=0, cls_token_id=1, sep_token_id=2),
+    "fratrie_encoder": FratrieEncoderConfig(**SIZES),
+    "fratrie_decoder": FratrieDecoderConfig(**SIZES, pad_token_id=0),
+}
+
+
+def tokenizer(pad="<pad>"):
+    names = ["<pad>", "<s>", "</s>", "<unk>", "ma", "mère", "mon", "père", "aime"]
+    backend = Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>", pad_token=pad
+    )
+
+
+def saved_body(folder, model_class=BertForMaskedLM, name="bert"):
+    model_class(CONFIGS[name]).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
+def batch():
+    return {
+        "input_ids": torch.tensor([[1, 4, 5, 2], [1, 6, 2, 0]]),
+        "attention_mask": torch.tensor([[1] * 4, [1, 1, 1, 0]]),
+    }
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_family_gets_a_head_for_the_task(name):
+    config = type(CONFIGS[name]).from_dict(CONFIGS[name].to_dict())
+    model, new = new_classifier(config, SEVERAL, Head())
+    assert model(**batch()).logits.shape == (2, 3)
+    assert Task.from_config(model.config) == SEVERAL
+    assert new == {name for name, _ in model.named_parameters()}
+
+
+def test_a_body_keeps_its_pretrained_weights_and_only_the_head_is_new(tmp_path):
+    saved_body(tmp_path)
+    body = BertForMaskedLM.from_pretrained(tmp_path).bert.state_dict()
+    model, new = new_classifier(BertConfig.from_pretrained(tmp_path), SEVERAL, Head(), tmp_path)
+    assert new == {"classifier.weight", "classifier.bias", "bert.pooler.dense.weight", "bert.pooler.dense.bias"}
+    for name, weight in body.items():
+        assert torch.equal(model.bert.state_dict()[name], weight), name
+    assert model.dtype == torch.float32
+
+
+def test_a_classifier_of_other_labels_gets_a_new_output_layer(tmp_path):
+    new_classifier(BertConfig(**SIZES), SEVERAL, Head())[0].save_pretrained(tmp_path)
+    model, new = new_classifier(
+        BertConfig.from_pretrained(tmp_path), Task(MULTI_LABEL, list("abcd")), Head(), tmp_path
+    )
+    assert new == {"classifier.weight", "classifier.bias"}
+    assert model.config.id2label == {0: "a", 1: "b", 2: "c", 3: "d"} and model.classifier.out_features == 4
+
+
+def test_our_head_takes_pooling_hidden_sizes_and_weights(tmp_path):
+    saved_body(tmp_path, FratrieEncoderForMaskedLM, "fratrie_encoder")
+    head = Head("first", [8, 6], [1.0, 2.0, 3.0])
+    model, new = new_classifier(FratrieEncoderConfig.from_pretrained(tmp_path), SEVERAL, head, tmp_path)
+    assert (model.config.classifier_pooling, model.config.classifier_hidden_sizes) == ("first", [8, 6])
+    assert model.config.pos_weight == [1.0, 2.0, 3.0]
+    assert not any(name.startswith("model.") for name in new)
+
+
+@pytest.mark.parametrize(
+    ("config", "head", "message"),
+    [
+        (BertConfig(**SIZES), Head(pooling="mean"), "classifier_pooling=mean: a 'bert' model has no such choice"),
+        (BertConfig(**SIZES), Head(hidden_sizes=[4]), "classifier_hidden_sizes=.4.: a 'bert'"),
+        (CONFIGS["modernbert"], Head(pooling="first"), "classifier_pooling=first does not fit a 'modernbert' model"),
+        (FratrieSeq2SeqConfig(), Head(), "'fratrie_seq2seq' has no head that classifies"),
+    ],
+)
+def test_choices_that_a_model_lacks_are_named(config, head, message):
+    with pytest.raises(ValueError, match=message):
+        new_classifier(type(config).from_dict(config.to_dict()), SEVERAL, head)
+
+
+def test_a_body_that_does_not_fit_its_config_is_refused(tmp_path):
+    saved_body(tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(values | {"hidden_size": 8}))
+    with pytest.raises(ValueError, match=r"does not fit its config: \d+ weights of the body .*bert\.embeddings"):
+        new_classifier(BertConfig.from_pretrained(tmp_path), SEVERAL, Head(), tmp_path)
+
+
+@pytest.mark.parametrize("task", [SEVERAL, ONE])
+@pytest.mark.parametrize("name", ["bert", "fratrie_encoder"])
+def test_class_weights_weigh_the_loss(name, task):
+    weights = [0.5, 2.0, 5.0]
+    config = type(CONFIGS[name]).from_dict(CONFIGS[name].to_dict())
+    model = new_classifier(config, task, Head(class_weights=weights))[0].eval()
+    labels = torch.tensor([[1.0, 0, 0], [0, 1, 1]]) if task is SEVERAL else torch.tensor([0, 2])
+    output = model(**batch(), labels=labels)
+    logits, weight = output.logits, torch.tensor(weights)
+    if task is SEVERAL:
+        expected = functional.binary_cross_entropy_with_logits(logits, labels, pos_weight=weight)
+    else:
+        expected = (functional.cross_entropy(logits, labels, reduction="none") * weight[labels]).mean()
+    torch.testing.assert_close(output.loss, expected)
+    plain = functional.cross_entropy(logits, labels) if task is ONE else None
+    assert plain is None or not torch.isclose(output.loss, plain)
+    total = model(**batch(), labels=labels, num_items_in_batch=torch.tensor(40.0)).loss
+    torch.testing.assert_close(total, expected * labels.numel() / 40)
+    assert model(**batch()).loss is None
+    output.loss.backward()
+    assert all(weight.grad is not None for weight in model.parameters())
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("layers", [0, 1, 2, 3])
+def test_top_layers_and_head_learn_and_the_rest_stays(name, layers):
+    config = type(CONFIGS[name]).from_dict(CONFIGS[name].to_dict())
+    model = AutoModelForSequenceClassification.from_config(config)
+    trainable = freeze_below(model, layers, set())
+    learning = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    assert learning == set(trainable)
+    model(**batch()).logits.sum().backward()
+    assert {name for name, weight in model.named_parameters() if weight.grad is not None} <= learning
+    prefix = f"{model.base_model_prefix}."
+    numbered = {
+        name: [int(part) for part in name.split(".") if part.isdigit()] for name, _ in model.named_parameters()
+    }
+    for weight, numbers in numbered.items():
+        if not weight.startswith(prefix) or "pooler" in weight:
+            assert weight in learning
+        elif numbers:
+            assert (weight in learning) == (numbers[0] >= 3 - layers), weight
+        else:
+            assert weight not in learning, weight
+    assert len({numbers[0] for weight, numbers in numbered.items() if numbers and weight in learning}) == layers
+
+
+def test_weights_without_pretrained_values_are_never_frozen():
+    model = BertForSequenceClassification(CONFIGS["bert"])
+    trainable = freeze_below(model, 0, {"bert.embeddings.LayerNorm.weight"})
+    assert "bert.embeddings.LayerNorm.weight" in trainable and "bert.embeddings.LayerNorm.bias" not in trainable
+
+
+def test_minus_one_freezes_nothing_and_other_numbers_are_refused():
+    model = BertForSequenceClassification(CONFIGS["bert"])
+    assert len(freeze_below(model, -1, set())) == len(list(model.parameters()))
+    for layers in (-2, 4):
+        with pytest.raises(ValueError, match=f"trainable_layers={layers}: the model has 3 layers; give -1 to 3"):
+            freeze_below(model, layers, set())
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [
+        ("config.json", "lacks config.json"),
+        ("model.safetensors", "lacks model.safetensors"),
+        ("tokenizer.json", "lacks tokenizer.json"),
+    ],
+)
+def test_a_folder_that_is_no_checkpoint_says_what_it_lacks(tmp_path, name, missing):
+    saved_body(tmp_path)
+    assert check_checkpoint(tmp_path) == tmp_path
+    (tmp_path / name).unlink()
+    with pytest.raises(ValueError, match=f"{missing}$"):
+        check_checkpoint(tmp_path)
+    with pytest.raises(ValueError, match=missing):
+        load_classifier(tmp_path)
+
+
+def test_pickled_weights_are_not_read(tmp_path):
+    saved_body(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"pytorch_model\.bin is not read: pickle is unsafe"):
+        check_checkpoint(tmp_path)
+    with pytest.raises(ValueError, match="is not a folder"):
+        check_checkpoint(tmp_path / "model.safetensors")
+
+
+def test_a_saved_classifier_loads_with_its_task(tmp_path):
+    model, _ = new_classifier(BertConfig(**SIZES), SEVERAL, Head())
+    model.save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    loaded, words, task = load_classifier(tmp_path)
+    assert task == SEVERAL and not loaded.training and words.pad_token == "<pad>"
+    torch.testing.assert_close(loaded(**batch()).logits, model.eval()(**batch()).logits)
+
+
+def test_a_body_without_head_is_no_classifier(tmp_path):
+    saved_body(tmp_path)
+    with pytest.raises(ValueError, match=r"not a fine-tuned classifier: it lacks .*; fine-tune it first"):
+        load_classifier(tmp_path)
+
+
+def test_damaged_weights_and_tokenizer_are_named(tmp_path):
+    saved_body(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(ValueError, match="the model cannot be loaded"):
+        load_classifier(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ValueError, match=r"the tokenizer in .* cannot be read"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_tokenizer_without_pad_token_is_refused_with_the_way_out(tmp_path):
+    tokenizer(pad=None).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"no pad token.*tokenizer\.pad_token = tokenizer\.eos_token"):
+        load_tokenizer(tmp_path)
+    with pytest.raises(ValueError, match="holds no tokenizer"):
+        load_tokenizer(tmp_path / "absent")
+
+
+def test_the_task_of_a_config_without_problem_type():
+    assert Task.from_config(BertConfig(num_labels=1)).problem_type == REGRESSION
+    assert Task.from_config(BertConfig(num_labels=3)).problem_type == SINGLE_LABEL
+
+
+@pytest.mark.parametrize(("layers", "lists"), [(2, 2), (3, 2)])
+def test_a_model_with_two_stacks_is_refused(layers, lists):
+    config = T5Config(
+        vocab_size=30, d_model=16, d_ff=24, num_layers=layers, num_heads=2, d_kv=8, pad_token_id=0, eos_token_id=2
+    )
+    model = AutoModelForSequenceClassification.from_config(config)
+    with pytest.raises(ValueError, match=rf"{lists} lists of {layers} layers \(encoder.block, decoder.block\)"):
+        freeze_below(model, 1, set())

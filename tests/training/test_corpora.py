@@ -1,0 +1,158 @@
+import itertools
+import json
+
+import datasets
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fratrie.tokenization import train_byte_level_bpe
+from fratrie.training.corpora import (
+    PackedRows,
+    PlainRows,
+    SentenceRows,
+    cut_documents,
+    make_rows,
+    named_texts,
+    only_text,
+    pack_documents,
+    read_texts,
+    stream_texts,
+)
+
+TEXTS = ["ma sœur est gentille", "mon père est parti", "nous jouons", "« l'été »", "un texte bien plus long " * 5]
+DOCUMENTS = st.lists(st.lists(st.integers(0, 9), max_size=40), max_size=30)
+
+
+@pytest.fixture(scope="module", params=["encoder", "decoder", "seq2seq"])
+def any_tokenizer(request):
+    return train_byte_level_bpe(TEXTS * 3, vocab_size=320, sibling=request.param, show_progress=False)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_byte_level_bpe(TEXTS * 3, vocab_size=300, sibling="decoder", show_progress=False)
+
+
+@given(DOCUMENTS, st.integers(1, 32))
+def test_packing_keeps_every_token_once(documents, size):
+    rows = pack_documents(documents, size)
+    assert all(0 < sum(map(len, row)) <= size for row in rows)
+    pieces = [piece for row in rows for piece in row]
+    assert sorted(pieces) == sorted(cut_documents(documents, size))
+    whole = [document for document in documents if 0 < len(document) <= size]
+    for document in whole:
+        assert document in pieces
+
+
+@given(DOCUMENTS, st.integers(8, 32))
+def test_packing_is_tight(documents, size):
+    """No two rows could share one, so all but one are more than half full."""
+    filled = sorted(sum(map(len, row)) for row in pack_documents(documents, size))
+    assert all(first + second > size for first, second in itertools.pairwise(filled))
+
+
+@given(DOCUMENTS, st.integers(1, 32))
+def test_cutting_keeps_order(documents, size):
+    pieces = cut_documents(documents, size)
+    assert all(0 < len(piece) <= size for piece in pieces)
+    chain = itertools.chain.from_iterable
+    assert list(chain(pieces)) == list(chain(documents))
+
+
+def test_no_room():
+    with pytest.raises(ValueError, match="larger block_size"):
+        cut_documents([[1]], 0)
+
+
+def test_packed_rows_close_documents_and_restart_positions(tokenizer):
+    rows = PackedRows(tokenizer, 64)({"text": TEXTS[:3]})
+    end = tokenizer.eos_token_id
+    documents = []
+    for ids, positions in zip(rows["input_ids"], rows["position_ids"], strict=True):
+        starts = [place for place, position in enumerate(positions) if position == 0]
+        for start, stop in zip(starts, [*starts[1:], len(ids)], strict=True):
+            assert positions[start:stop] == list(range(stop - start))
+            documents.append(ids[start:stop])
+    assert all(ids[0] == tokenizer.bos_token_id and ids[-1] == end and ids.count(end) == 1 for ids in documents)
+    assert sorted(tokenizer.decode(ids[1:-1]) for ids in documents) == sorted(TEXTS[:3])
+
+
+def test_end_is_not_doubled():
+    tokenizer = train_byte_level_bpe(TEXTS, vocab_size=300, sibling="seq2seq", show_progress=False)
+    (ids,) = PackedRows(tokenizer, 64)({"text": TEXTS[:1]})["input_ids"]
+    assert ids.count(tokenizer.eos_token_id) == 1
+
+
+def test_long_texts_go_on_in_further_rows(any_tokenizer):
+    for maker in (SentenceRows(any_tokenizer, 12), PlainRows(any_tokenizer, 12)):
+        rows = maker({"text": TEXTS})["input_ids"]
+        assert len(rows) > len(TEXTS) and max(map(len, rows)) <= 12
+        assert "".join(any_tokenizer.decode(ids, skip_special_tokens=True) for ids in rows) == "".join(TEXTS)
+
+
+def test_sentence_rows_have_special_tokens():
+    tokenizer = train_byte_level_bpe(TEXTS, vocab_size=300, show_progress=False)
+    rows = SentenceRows(tokenizer, 12)({"text": TEXTS})
+    for ids, special in zip(rows["input_ids"], rows["special_tokens_mask"], strict=True):
+        assert (ids[0], ids[-1]) == (tokenizer.bos_token_id, tokenizer.eos_token_id)
+        assert special == [1, *[0] * (len(ids) - 2), 1]
+
+
+def write(folder, name):
+    path = folder / name
+    if path.suffix == ".txt":
+        path.write_text("\n".join(TEXTS) + "\n\n", encoding="utf-8")
+    elif path.suffix == ".jsonl":
+        path.write_text("\n".join(json.dumps({"text": text, "other": 1}) for text in TEXTS), encoding="utf-8")
+    else:
+        frame = datasets.Dataset.from_dict({"text": TEXTS, "other": [1] * len(TEXTS)})
+        frame.to_csv(path) if path.suffix == ".csv" else frame.to_parquet(path)
+    return str(path)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv", "a.parquet"])
+def test_files_and_streams_hold_the_same_texts(tmp_path, name):
+    path = write(tmp_path, name)
+    assert list(read_texts([path])["text"]) == TEXTS
+    assert [row["text"] for row in stream_texts([path])] == TEXTS
+
+
+def test_annotated_files_give_sentences(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("jm+ Ma mère et moi.\n\njp- Mon père.\n", encoding="utf-8")
+    assert list(read_texts([str(path)], annotated=True)["text"]) == ["Ma mère et moi.", "Mon père."]
+
+
+def test_folder_of_a_dataset(tmp_path):
+    write(tmp_path, "a.jsonl")
+    assert list(named_texts(str(tmp_path), None, "train")["text"]) == TEXTS
+    assert [row for row in named_texts(str(tmp_path), None, "train", streaming=True)] == [{"text": t} for t in TEXTS]
+    with pytest.raises(ValueError, match="cannot load the dataset"):
+        named_texts(str(tmp_path / "nowhere"), None, "train")
+
+
+def test_other_columns_and_blank_texts_go():
+    data = datasets.Dataset.from_dict({"body": ["a", " ", "b"], "text": [1, 2, 3]})
+    assert only_text(data, "body").to_list() == [{"text": "a"}, {"text": "b"}]
+    with pytest.raises(ValueError, match=r"no column 'nothing', only \['body', 'text'\]"):
+        only_text(data, "nothing")
+
+
+def test_what_cannot_be_read(tmp_path):
+    (tmp_path / "empty.txt").write_text("")
+    with pytest.raises(ValueError, match=r"empty\.txt"):
+        read_texts([str(tmp_path / "empty.txt")])
+    with pytest.raises(ValueError, match="no text found"):
+        read_texts([])
+    with pytest.raises(FileNotFoundError, match=r"gone\.txt"):
+        stream_texts([str(tmp_path / "gone.txt")])
+    with pytest.raises(ValueError, match="of the kinds"):
+        stream_texts([write(tmp_path, "a.txt"), write(tmp_path, "a.csv")])
+
+
+def test_rows_of_a_stream_equal_rows_in_memory(tmp_path, tokenizer):
+    path = write(tmp_path, "a.txt")
+    maker = PackedRows(tokenizer, 32)
+    kept, streamed = make_rows(read_texts([path]), maker, "train"), make_rows(stream_texts([path]), maker, "train")
+    assert kept.to_list() == list(streamed)

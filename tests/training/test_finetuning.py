@@ -1,0 +1,271 @@
+import json
+import logging
+import os
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from datasets import ClassLabel, Dataset, Features, List, Value
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForSequenceClassification, BertConfig, CamembertConfig
+
+from fratrie import FratrieEncoderConfig
+from fratrie.data import LABELS
+from fratrie.tokenization import train_byte_level_bpe
+from fratrie.training.classifiers import Task
+from fratrie.training.finetuning import (
+    ColumnOptions,
+    aligned_targets,
+    balanced_weights,
+    check_every_label_occurs,
+    encode,
+    load_parts,
+    max_tokens,
+    predict_logits,
+    prepare_output,
+    read_labelled,
+    score_rows,
+    targets_of,
+    task_of,
+)
+from fratrie.training.metrics import MULTI_LABEL, REGRESSION, SINGLE_LABEL, multilabel_scores
+
+TEXTS = ["ma mère", "mon père m'aime", "ma sœur et mon frère", "nous"]
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+
+
+def several(rows, names=("+", "-", "j")):
+    features = Features({"text": Value("string"), "labels": List(ClassLabel(names=list(names)))})
+    return Dataset.from_dict({"text": [f"texte {i}" for i in range(len(rows))], "labels": rows}, features=features)
+
+
+def one(rows, names=("a", "b", "c")):
+    features = Features({"text": Value("string"), "labels": ClassLabel(names=list(names))})
+    return Dataset.from_dict({"text": [f"texte {i}" for i in range(len(rows))], "labels": rows}, features=features)
+
+
+def write_rows(path, rows):
+    path.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_byte_level_bpe(TEXTS, vocab_size=300, show_progress=False)
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer):
+    torch.manual_seed(0)
+    config = FratrieEncoderConfig(
+        vocab_size=len(tokenizer), max_position_embeddings=32, pad_token_id=1, **SIZES,
+        problem_type=MULTI_LABEL, id2label={0: "+", 1: "-", 2: "j"}, label2id={"+": 0, "-": 1, "j": 2},
+        initializer_range=0.5,
+    )  # fmt: skip
+    return AutoModelForSequenceClassification.from_config(config).eval()
+
+
+def test_the_features_of_the_data_say_the_task():
+    assert task_of(several([[0]]).features) == Task(MULTI_LABEL, ["+", "-", "j"])
+    assert task_of(one([0]).features) == Task(SINGLE_LABEL, ["a", "b", "c"])
+    real = Dataset.from_dict({"text": ["x"], "labels": [0.5]})
+    assert task_of(real.features).problem_type == REGRESSION
+    with pytest.raises(ValueError, match="'labels' has the feature None"):
+        task_of(real.remove_columns("labels").features)
+    with pytest.raises(ValueError, match=r"Value\('string'\)"):
+        task_of(Dataset.from_dict({"labels": ["x"]}).features)
+
+
+def test_targets_are_indicators_classes_or_values():
+    targets = targets_of(several([[2, 0], [], [1]]))
+    assert targets.dtype == np.float32 and targets.tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
+    classes = targets_of(one([2, 0]))
+    assert classes.dtype == np.int64 and classes.tolist() == [2, 0]
+    assert targets_of(Dataset.from_dict({"labels": [0.5, 2.0]})).tolist() == [0.5, 2.0]
+
+
+def test_targets_follow_the_order_of_the_model():
+    data = several([[0], [2]], ("+", "-", "j"))
+    assert aligned_targets(data, Task(MULTI_LABEL, ["j", "+", "-"])).tolist() == [[0, 1, 0], [1, 0, 0]]
+    assert aligned_targets(one([0, 1, 2]), Task(SINGLE_LABEL, ["c", "a", "b"])).tolist() == [1, 2, 0]
+    with pytest.raises(ValueError, match=r"the data have the labels \+ - j, the model \+ - k"):
+        aligned_targets(data, Task(MULTI_LABEL, ["+", "-", "k"]))
+    with pytest.raises(ValueError, match="data are for multi_label_classification, the model for regression"):
+        aligned_targets(data, Task(REGRESSION, ["value"]))
+
+
+def test_without_files_the_parts_are_the_shipped_corpus():
+    parts = load_parts({"train": None}, ColumnOptions(), seed=3)
+    assert {name: len(part) for name, part in parts.items()}.keys() == {"train", "validation", "test"}
+    assert len(parts["train"]) + len(parts["validation"]) == 1318 and len(parts["test"]) == 330
+    assert not set(parts["train"]["respondent"]) & set(parts["validation"]["respondent"])
+    assert task_of(parts["train"].features).labels == list(LABELS)
+
+
+@pytest.mark.parametrize("extension", ["csv", "jsonl", "parquet"])
+def test_files_of_every_format_give_the_same_parts(tmp_path, extension):
+    rows = {"text": ["un", "deux", "trois", "quatre"], "labels": ["+,j", "-", "j", "+"], "respondent": [0, 0, 1, 2]}
+    path = tmp_path / f"train.{extension}"
+    {"csv": Dataset.to_csv, "jsonl": Dataset.to_json, "parquet": Dataset.to_parquet}[extension](
+        Dataset.from_dict(rows), path
+    )
+    parts = load_parts({"train": str(path), "test": str(path)}, ColumnOptions(), validation_size=0.4)
+    assert task_of(parts["train"].features) == Task(MULTI_LABEL, ["+", "-", "j"])
+    together = {*parts["train"]["text"], *parts["validation"]["text"]}
+    assert together == set(rows["text"]) and list(parts["test"]["text"]) == rows["text"]
+    sides = [{str(speaker) for speaker in parts[part]["respondent"]} for part in ("train", "validation")]
+    assert not sides[0] & sides[1]
+
+
+def test_the_annotation_format_is_a_train_file(tmp_path):
+    path = tmp_path / "train.txt"
+    path.write_text("jm+ J'aime ma mère.\n\njp- Je crie.\n", encoding="utf-8")
+    parts = load_parts({"train": str(path), "validation": str(path)}, ColumnOptions())
+    assert list(parts["train"]["text"]) == ["J'aime ma mère.", "Je crie."]
+    assert len(parts["validation"]) == 2
+
+
+def test_texts_of_nobody_are_split_by_row(tmp_path):
+    rows = [{"text": f"texte {i}", "labels": "ab"[i % 2]} for i in range(10)]
+    files = {"train": write_rows(tmp_path / "t.jsonl", rows)}
+    parts = load_parts(files, ColumnOptions(), validation_size=0.3)
+    assert (len(parts["train"]), len(parts["validation"])) == (7, 3)
+    assert "validation" not in load_parts(files, ColumnOptions(), validation_size=0)
+    again = load_parts(files, ColumnOptions(), validation_size=0.3, seed=1)
+    assert list(again["train"]["text"]) != list(parts["train"]["text"])
+    with pytest.raises(ValueError, match=r"validation_size=1\.5 of 10 rows"):
+        load_parts(files, ColumnOptions(), validation_size=1.5)
+    single = {"train": write_rows(tmp_path / "one.jsonl", rows[:1])}
+    with pytest.raises(ValueError, match="one row cannot be split"):
+        load_parts(single, ColumnOptions())
+
+
+def test_a_label_unknown_to_train_is_named_in_test(tmp_path):
+    train = write_rows(tmp_path / "train.jsonl", [{"text": "x", "labels": ["a"]}, {"text": "y", "labels": ["b"]}])
+    test = write_rows(tmp_path / "test.jsonl", [{"text": "x", "labels": ["z"]}])
+    with pytest.raises(ValueError, match=r"(?s)test\.jsonl.*unknown label 'z'"):
+        load_parts({"train": train, "test": test}, ColumnOptions(), validation_size=0.5)
+    with pytest.raises(ValueError, match="a test file without a train file"):
+        load_parts({"train": None, "test": test}, ColumnOptions())
+
+
+def test_real_values_are_read_for_regression(tmp_path):
+    columns = ColumnOptions(problem_type=REGRESSION, label_column="score", group_column="who")
+    rows = [{"text": "x", "score": 0.5, "who": "a"}, {"text": "y", "score": "2", "who": "b"}]
+    data = read_labelled(write_rows(tmp_path / "r.jsonl", rows), columns)
+    assert task_of(data.features).problem_type == REGRESSION
+    assert list(data["labels"]) == [0.5, 2.0] and list(data["respondent"]) == ["a", "b"]
+    wrong = write_rows(tmp_path / "w.jsonl", [*rows, {"text": "z", "score": "high", "who": "c"}])
+    with pytest.raises(ValueError, match="a number in 'score'; row 3: 'high'"):
+        read_labelled(wrong, columns)
+
+
+def test_a_label_that_train_lacks_is_an_error_or_a_warning(caplog):
+    check_every_label_occurs(several([[0, 1], [2]]))
+    for data, missing in ((several([[0], [0]]), "'-', 'j'"), (one([0, 2]), "'b'")):
+        with pytest.raises(ValueError, match=f"carries the label {missing}: it cannot be learnt"):
+            check_every_label_occurs(data)
+        with caplog.at_level(logging.WARNING):
+            check_every_label_occurs(data, allow_missing=True)
+        assert "will never be predicted" in caplog.text
+    check_every_label_occurs(Dataset.from_dict({"labels": [0.5]}))
+
+
+def test_balanced_weights():
+    assert balanced_weights(several([[0], [0], [0, 1], []])) == [pytest.approx(1 / 3), 3.0, 1.0]
+    assert balanced_weights(several([[0], [0, 1]])) == [1.0, 1.0, 1.0]
+    assert balanced_weights(one([0, 0, 0, 1])) == [pytest.approx(4 / 9), pytest.approx(4 / 3), 1.0]
+    with pytest.raises(ValueError, match="real values"):
+        balanced_weights(Dataset.from_dict({"labels": [0.5]}))
+
+
+def test_long_texts_are_cut_and_counted(model, tokenizer, caplog):
+    texts = ["ma mère", "mot " * 10_000, "mot " * 40]
+    with caplog.at_level(logging.WARNING):
+        rows = encode(texts, model, tokenizer)
+    assert [len(row["input_ids"]) for row in rows][1:] == [32, 32]
+    assert "2 of 3 texts are longer than 32 tokens and were cut" in caplog.text
+    assert rows[1]["input_ids"][-1] == tokenizer.eos_token_id
+    assert rows[0]["input_ids"] == tokenizer("ma mère").input_ids
+    caplog.clear()
+    assert max(len(row["input_ids"]) for row in encode(texts[:1], model, tokenizer, 5)) == 5 and not caplog.text
+    assert len(encode(texts, model, tokenizer, 5)[1]["input_ids"]) == 5
+    with pytest.raises(ValueError, match="max_length=33: the model takes 1 to 32 tokens"):
+        encode(texts, model, tokenizer, 33)
+    with pytest.raises(ValueError, match="max_length=0"):
+        encode(texts, model, tokenizer, 0)
+
+
+def test_the_positions_that_roberta_reserves_are_not_used(tokenizer):
+    config = CamembertConfig(vocab_size=400, max_position_embeddings=34, pad_token_id=1, **SIZES)
+    camembert = AutoModelForSequenceClassification.from_config(config)
+    assert max_tokens(camembert, tokenizer) == 32
+    rows = encode(["mot " * 100], camembert, tokenizer)
+    assert len(rows[0]["input_ids"]) == 32
+    camembert(input_ids=torch.tensor([rows[0]["input_ids"]]))  # one position more would be out of range
+    bert = AutoModelForSequenceClassification.from_config(
+        BertConfig(vocab_size=400, max_position_embeddings=34, **SIZES)
+    )
+    assert max_tokens(bert, tokenizer) == 34
+
+
+def test_rows_hold_only_what_the_model_takes_and_its_targets(model, tokenizer):
+    rows = encode(["ma mère", ""], model, tokenizer, targets=np.array([[1, 0, 1], [0, 0, 0]], dtype=np.float32))
+    assert all(set(row) == {"input_ids", "attention_mask", "labels"} for row in rows)
+    assert rows[0]["labels"] == [1.0, 0.0, 1.0] and isinstance(rows[0]["labels"][0], float)
+    assert len(rows[1]["input_ids"]) == 2
+
+
+def test_a_tokenizer_of_another_model_is_refused(tokenizer):
+    small = AutoModelForSequenceClassification.from_config(BertConfig(vocab_size=100, **SIZES))
+    with pytest.raises(ValueError, match=r"gives the token \d+, but the model has embeddings for 100"):
+        encode(TEXTS, small, tokenizer)
+
+
+def test_a_text_without_any_token_is_named(model):
+    bare = train_byte_level_bpe(TEXTS, vocab_size=300, show_progress=False)
+    bare.backend_tokenizer.post_processor = None
+    with pytest.raises(ValueError, match="text 2: no token at all"):
+        encode(["ma mère", ""], model, bare)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.text(max_size=60), min_size=1, max_size=9), st.integers(1, 5))
+def test_logits_do_not_depend_on_batches_and_keep_the_order(model, tokenizer, texts, batch_size):
+    rows = encode([*texts, "", "👩‍👩‍👧🎉"], model, tokenizer)
+    together = predict_logits(model, Accelerator(cpu=True), rows, tokenizer, batch_size)
+    alone = [model(**{k: torch.tensor([v]) for k, v in row.items()}).logits[0].detach().numpy() for row in rows]
+    np.testing.assert_allclose(together, np.stack(alone), atol=2e-5)
+
+
+@pytest.mark.parametrize("thresholds", [None, [0.0, 0.5, 1.0], [0.2, 0.9, 0.4]])
+def test_scores_use_the_thresholds_of_the_config(model, tokenizer, monkeypatch, thresholds):
+    monkeypatch.setattr(model.config, "label_thresholds", thresholds)
+    targets = np.eye(4, 3, dtype=np.float32)
+    rows = encode(TEXTS, model, tokenizer, targets=targets)
+    with torch.no_grad():
+        values = [torch.sigmoid(model(input_ids=torch.tensor([row["input_ids"]])).logits[0]).numpy() for row in rows]
+    decisions = np.stack(values) > np.array([0.5] * 3 if thresholds is None else thresholds)
+    assert score_rows(model, Accelerator(cpu=True), rows, tokenizer, 3) == multilabel_scores(
+        decisions, targets, ["+", "-", "j"]
+    )
+
+
+def test_weights_that_give_nan_are_reported(tokenizer):
+    broken = AutoModelForSequenceClassification.from_config(BertConfig(vocab_size=400, **SIZES))
+    torch.nn.init.constant_(broken.classifier.bias, torch.nan)
+    with pytest.raises(ValueError, match="NaN or infinity for row 1"):
+        predict_logits(broken, Accelerator(cpu=True), encode(TEXTS, broken, tokenizer), tokenizer, 2)
+
+
+def test_an_output_that_cannot_be_written_fails_before_the_work(tmp_path):
+    path = prepare_output(tmp_path / "new" / "scores.json")
+    assert path.parent.is_dir() and not path.exists()
+    kept = tmp_path / "kept.json"
+    kept.write_text("1")
+    assert prepare_output(kept).read_text() == "1"
+    for wrong in (tmp_path, kept / "below.json"):
+        with pytest.raises(OSError, match=os.path.basename(wrong.parent if wrong.parent == kept else wrong)):
+            prepare_output(wrong)

@@ -1,0 +1,211 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import accuracy_score, classification_report
+
+from fratrie.training import metrics
+from fratrie.training.metrics import (
+    classification_scores,
+    decide,
+    multilabel_scores,
+    probabilities,
+    regression_scores,
+    scores_table,
+    single_label_scores,
+    tune_thresholds,
+)
+
+METRIC_FOLDER = Path(metrics.__file__).parent / "multilabel_f1"
+
+
+@st.composite
+def indicator_pairs(draw):
+    samples, labels = draw(st.integers(1, 12)), draw(st.integers(1, 5))
+    bits = st.lists(st.lists(st.integers(0, 1), min_size=labels, max_size=labels), min_size=samples, max_size=samples)
+    return np.array(draw(bits)), np.array(draw(bits))
+
+
+def naive_counts(predicted, truth):
+    hits = sum(1 for p, t in zip(predicted, truth, strict=True) if p and t)
+    return hits, sum(map(int, predicted)), sum(map(int, truth))
+
+
+def ratio(numerator, denominator):
+    return numerator / denominator if denominator else 0.0
+
+
+@settings(deadline=None)
+@given(indicator_pairs())
+def test_multilabel_scores_equal_a_naive_count(pair):
+    predicted, truth = pair
+    names = [f"label {i}" for i in range(truth.shape[1])]
+    scores = multilabel_scores(predicted, truth, names)
+    f1 = []
+    for i, name in enumerate(names):
+        hits, chosen, support = naive_counts(predicted[:, i], truth[:, i])
+        assert scores["precision"][name] == pytest.approx(ratio(hits, chosen))
+        assert scores["recall"][name] == pytest.approx(ratio(hits, support))
+        assert scores["f1"][name] == pytest.approx(ratio(2 * hits, chosen + support))
+        assert scores["support"][name] == support
+        f1.append(scores["f1"][name])
+    hits, chosen, support = naive_counts(predicted.ravel(), truth.ravel())
+    assert scores["micro_precision"] == pytest.approx(ratio(hits, chosen))
+    assert scores["micro_recall"] == pytest.approx(ratio(hits, support))
+    assert scores["micro_f1"] == pytest.approx(ratio(2 * hits, chosen + support))
+    assert scores["macro_f1"] == pytest.approx(sum(f1) / len(f1))
+    assert scores["samples"] == len(truth)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=20))
+def test_single_label_scores_equal_scikit_learn(pairs):
+    predicted, truth = zip(*pairs, strict=True)
+    names = ["a", "b", "c", "d"]
+    scores = single_label_scores(predicted, truth, names)
+    report = classification_report(
+        truth, predicted, labels=range(4), target_names=names, output_dict=True, zero_division=0
+    )
+    for name in names:
+        assert scores["f1"][name] == pytest.approx(report[name]["f1-score"])
+        assert scores["support"][name] == report[name]["support"]
+    assert scores["macro_f1"] == pytest.approx(report["macro avg"]["f1-score"])
+    assert scores["macro_recall"] == pytest.approx(report["macro avg"]["recall"])
+    assert scores["accuracy"] == pytest.approx(accuracy_score(truth, predicted))
+    assert scores["micro_f1"] == pytest.approx(scores["accuracy"])
+
+
+def test_one_label_alone_counts_its_positives():
+    assert multilabel_scores([[1], [0], [0]], [[1], [1], [0]], ["t"])["recall"] == {"t": 0.5}
+
+
+def test_regression_scores():
+    scores = regression_scores([1.0, 2.0, 4.0], [1.0, 3.0, 2.0])
+    assert scores == {"mse": pytest.approx(5 / 3), "mae": 1.0, "r2": pytest.approx(-1.5), "samples": 3}
+
+
+def test_logits_become_decisions_as_the_problem_type_says():
+    logits = [[2.0, -1.0, 0.4], [-3.0, -2.0, -1.0]]
+    several = classification_scores(logits, [[1, 0, 1], [0, 0, 1]], "multi_label_classification", list("abc"))
+    assert several["recall"] == {"a": 1.0, "b": 0.0, "c": 0.5}
+    single = classification_scores(logits, [0, 0], "single_label_classification", list("abc"))
+    assert single["accuracy"] == 0.5
+    real = classification_scores([[1.0], [3.0]], [1.0, 2.0], "regression")
+    assert real["mse"] == 0.5
+    with pytest.raises(ValueError, match="'ordinal' is not one of multi_label"):
+        classification_scores(logits, [0, 0], "ordinal")
+
+
+def test_probabilities_are_sigmoid_or_softmax():
+    several = probabilities([[0.0, np.log(3)]], "multi_label_classification")
+    np.testing.assert_allclose(several, [[0.5, 0.75]])
+    single = probabilities([[0.0, np.log(3)]], "single_label_classification")
+    np.testing.assert_allclose(single, [[0.25, 0.75]])
+    assert np.isfinite(probabilities([[1e4, -1e4]], "multi_label_classification")).all()
+
+
+def test_thresholds_belong_to_their_labels():
+    np.testing.assert_array_equal(decide([[0.4, 0.6], [0.6, 0.6]]), [[0, 1], [1, 1]])
+    np.testing.assert_array_equal(decide([[0.4, 0.6], [0.6, 0.6]], [0.3, 0.7]), [[1, 0], [1, 0]])
+    with pytest.raises(ValueError, match="3 thresholds for 2 labels"):
+        decide([[0.4, 0.6]], [0.1, 0.2, 0.3])
+
+
+@settings(deadline=None)
+@given(indicator_pairs(), st.integers(0, 2**31))
+def test_tuned_thresholds_beat_every_other_threshold(pair, seed):
+    _, truth = pair
+    values = np.random.default_rng(seed).choice([0.05, 0.2, 0.45, 0.5, 0.7, 0.9], truth.shape)
+    thresholds = tune_thresholds(values, truth)
+    tuned = multilabel_scores(decide(values, thresholds), truth)["f1"]
+    for other in (0.04, 0.1, 0.3, 0.47, 0.5, 0.6, 0.8, 0.95):
+        fixed = multilabel_scores(decide(values, [other] * truth.shape[1]), truth)["f1"]
+        for i, column in enumerate(truth.T):
+            if column.min() == column.max():
+                assert thresholds[i] == 0.5
+            else:
+                assert tuned[str(i)] >= fixed[str(i)] - 1e-12
+
+
+def test_tuned_thresholds_stay_near_one_half_on_a_tie():
+    assert tune_thresholds([[0.2], [0.9]], [[0], [1]]) == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: multilabel_scores([[1, 0]], [[1, 0, 1]]), r"\(1, 2\), references \(1, 3\)"),
+        (lambda: multilabel_scores([[0.3, 1]], [[1, 0]]), "predictions hold 0.3"),
+        (lambda: multilabel_scores([[1, 0]], [[2, 0]]), "references hold 2"),
+        (lambda: multilabel_scores(np.zeros((0, 2)), np.zeros((0, 2))), "at least one"),
+        (lambda: multilabel_scores([[1, 0]], [[1, 0]], ["a"]), "1 label names for 2 labels"),
+        (lambda: multilabel_scores([[1, 0]], [[1, 0]], ["a", "a"]), "label names repeat: a, a"),
+        (lambda: single_label_scores([0, 3], [0, 1], ["a", "b"]), r"0…1 \(labels: a, b\)"),
+        (lambda: single_label_scores([0], [0, 1]), "two equal lists"),
+        (lambda: regression_scores([0.0], [0.0, 1.0]), "give equal shapes"),
+    ],
+)
+def test_values_that_do_not_fit_are_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_table_has_labels_in_columns_and_one_row_a_method():
+    truth = np.array([[1, 0, 1], [0, 1, 1]])
+    methods = {
+        "model": multilabel_scores(truth, truth, ["+", "-", "j"]),
+        "linear_svc": multilabel_scores(1 - truth, truth, ["+", "-", "j"]),
+    }
+    lines = scores_table(methods).splitlines()
+    assert lines[0].split() == ["Label", "+", "-", "j", "macro", "micro"]
+    assert lines[1].split() == ["Support", "1", "1", "2"]
+    assert [line for line in lines if not line.startswith(" ")][2:] == ["Precision", "Recall", "F1"]
+    assert lines[-2].split() == ["model", *["1.000"] * 5]
+    assert lines[-1].split() == ["linear_svc", *["0.000"] * 5]
+    assert len({len(line) for line in lines if line[0] == " "}) == 1
+
+
+def test_table_of_accuracy_and_of_regression():
+    assert "Accuracy  model: 0.500" in scores_table({"model": single_label_scores([0, 1], [0, 0])})
+    assert scores_table({"model": regression_scores([1.0, 2.0], [1.0, 3.0])}).splitlines()[1].split() == [
+        "model", "0.500", "0.500", "0.500",
+    ]  # fmt: skip
+
+
+def test_markdown_table_has_one_row_a_label_and_two_means():
+    lines = metrics.markdown_table(multilabel_scores([[1, 1]], [[1, 0]], ["|", "b"])).splitlines()
+    assert lines[2] == "| `\\|` | 1.000 | 1.000 | 1.000 | 1 |"
+    assert lines[3] == "| `b` | 0.000 | 0.000 | 0.000 | 0 |"
+    assert lines[4].startswith("| macro mean | 0.500") and lines[5].startswith("| micro mean | 0.500 | 1.000")
+
+
+LOAD = f"""
+import evaluate, json, sys
+metric = evaluate.load({str(METRIC_FOLDER)!r})
+for predictions, references in json.load(sys.stdin):
+    metric.add_batch(predictions=predictions, references=references)
+print(json.dumps(metric.compute(labels=["a", "b", "c"])))
+"""
+
+
+def test_evaluate_loads_the_local_metric_offline_and_counts_the_same(tmp_path):
+    import json
+
+    rng = np.random.default_rng(0)
+    predicted, truth = rng.integers(0, 2, (2, 9, 3))
+    batches = [[predicted[:5].tolist(), truth[:5].tolist()], [predicted[5:].tolist(), truth[5:].tolist()]]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "HF_EVALUATE_OFFLINE": "1"}
+    run = subprocess.run(
+        [sys.executable, "-c", LOAD],
+        input=json.dumps(batches),
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout) == multilabel_scores(predicted, truth, ["a", "b", "c"])

@@ -1,0 +1,89 @@
+"""A tiny training run as a script, for tests that start processes: `tiny_run.py <json of options>`."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from accelerate.utils import gather_object
+from datasets import Dataset, IterableDataset
+from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
+
+from fratrie.training.cli import run
+from fratrie.training.evaluation import evaluate_loss, predict
+from fratrie.training.loop import TrainingOptions, create_accelerator, train
+
+VOCAB, ROWS = 40, 21
+
+
+def token_rows():
+    generator = torch.Generator().manual_seed(0)
+    return [{"input_ids": torch.randint(5, VOCAB, (3 + n % 6,), generator=generator).tolist()} for n in range(ROWS)]
+
+
+def masked(rows):
+    """Random masks, drawn from the global generator."""
+    length = max(len(row["input_ids"]) for row in rows)
+    ids = torch.tensor([row["input_ids"] + [0] * (length - len(row["input_ids"])) for row in rows])
+    chosen = (torch.rand(ids.shape) < 0.3) & ids.ne(0)
+    return {
+        "input_ids": ids.masked_fill(chosen, 4),
+        "attention_mask": ids.ne(0).long(),
+        "labels": ids.masked_fill(~chosen, -100),
+    }
+
+
+def labelled(rows):
+    batch = masked(rows)
+    return {**batch, "labels": torch.tensor([sum(row["input_ids"]) % 2 for row in rows])}
+
+
+def tiny(model_class):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    return model_class(BertConfig(vocab_size=VOCAB, max_position_embeddings=16, **sizes))
+
+
+def stream():
+    return IterableDataset.from_generator(lambda: iter(token_rows()))
+
+
+def main():
+    given = json.loads(sys.argv[1])
+    use_stream, poison = given.pop("stream", False), given.pop("poison_process", None)
+    options = TrainingOptions(
+        learning_rate=1e-2,
+        logging_steps=1,
+        eval_strategy="steps",
+        eval_steps=2,
+        report_to="none",
+        disable_progress=True,
+        **given,
+    )
+    accelerator = create_accelerator(options)
+    rows = Dataset.from_list(token_rows())
+
+    def evaluate(model, accelerator):
+        return evaluate_loss(model, accelerator, rows, masked, batch_size=4)
+
+    def collator(batch):
+        if poison == accelerator.process_index:
+            model.bert.embeddings.LayerNorm.weight.data[0] = float("nan")
+        return masked(batch)
+
+    model = tiny(BertForMaskedLM)
+    data = stream() if use_stream else rows
+    result = train(model, options, accelerator, data, collator, evaluate=evaluate)
+    logits, labels = predict(
+        tiny(BertForSequenceClassification).to(accelerator.device), accelerator, rows, labelled, 4
+    )
+    report = {"history": result.history, "logits": logits.tolist(), "labels": labels.tolist()}
+    reports = gather_object([report])
+    accelerator.end_training()
+    if accelerator.is_main_process:
+        assert all(other["logits"] == report["logits"] for other in reports)
+        Path(options.output_dir, "report.json").write_text(json.dumps(report))
+
+
+if __name__ == "__main__":
+    run(main)
