@@ -14,9 +14,9 @@ class Text2TextGenerationPipeline(TextPipeline):
     ```python
     >>> import fratrie
     >>> from transformers import pipeline
-    >>> reverse = pipeline("text2text-generation", model="runs/demo/seq2seq")
-    >>> reverse("ma mère est gentille")
-    [{'generated_text': 'gentille est mère ma'}]
+    >>> generate = pipeline("text2text-generation", model="path/to/seq2seq", max_new_tokens=20)
+    >>> generate("ma mère est gentille", num_beams=4)
+    [{'generated_text': '…'}]
     ```
 
     One text gives a list of one dict a returned sequence. A list of texts gives a list of such lists, or, where each

@@ -15,10 +15,10 @@ logger = logging.getLogger(__name__)
 
 
 class TextPipeline(Pipeline):
-    """A pipeline over texts; the tasks derive from it.
+    """A pipeline over texts; the tasks derive from it. The model is put into evaluation mode.
 
     Args:
-        **kwargs: those of Hugging Face's `Pipeline` (model, tokenizer, device, batch_size, num_workers, …) and the
+        *args, **kwargs: those of Hugging Face's `Pipeline` (model, tokenizer, device, batch_size, num_workers, …) and the
             parameters of the task.
     """
 
@@ -32,6 +32,10 @@ class TextPipeline(Pipeline):
     _load_image_processor: Any = False
     _load_video_processor: Any = False
     _load_feature_extractor: Any = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.model.eval()
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Run the task on one text or many.
@@ -96,7 +100,7 @@ class TextPipeline(Pipeline):
                 pipeline, but Hugging Face loads it with `trust_remote_code=True` only.
             **kwargs: for the `save_pretrained` of model and tokenizer.
         """
-        # Only the copy of the config that is written speaks of code, and only beside that code.
+        # The config speaks of code only where it is written beside that code.
         vars(self.model.config).pop("custom_pipelines", None)
         if not with_code:
             self.model.save_pretrained(save_directory, **kwargs)

@@ -12,6 +12,8 @@ from itertools import pairwise
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from fratrie.tokenization.byte_level import checked_texts
+
 END_OF_TEXT = "<|endoftext|>"
 
 Pair = tuple[str, str]
@@ -41,9 +43,7 @@ class ReferenceBPE:
 
     @cached_property
     def _ranks(self) -> dict[Pair, int]:
-        # A pair comes back when another spelling of one of its tokens is merged later: the first time counts.
-        merges = dict.fromkeys(step.pair for step in self.steps)
-        return {pair: rank for rank, pair in enumerate(merges)}
+        return {step.pair: rank for rank, step in enumerate(self.steps)}
 
     def tokenize(self, text: str) -> list[str]:
         """Tokens of `text`: in each word, the pair that was merged first in training is merged first.
@@ -63,7 +63,7 @@ class ReferenceBPE:
         return symbols
 
     def to_tokenizers(self) -> Tokenizer:
-        """The same tokenizer as a `tokenizers.Tokenizer`."""
+        """The same tokenizer as a `tokenizers.Tokenizer`, which also knows the special token in a text."""
         special = self.vocabulary[0]
         vocabulary = {token: index for index, token in enumerate(self.vocabulary)}
         tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=list(self._ranks), unk_token=special))
@@ -73,17 +73,13 @@ class ReferenceBPE:
         return tokenizer
 
 
-def train_reference_bpe(
-    texts: Iterable[str], vocab_size: int, special_token: str = END_OF_TEXT
-) -> ReferenceBPE:
+def train_reference_bpe(texts: Iterable[str], vocab_size: int, special_token: str = END_OF_TEXT) -> ReferenceBPE:
     """Learns merges until the vocabulary has `vocab_size` tokens or every word is one token.
 
     Raises:
-        ValueError: the texts hold no word, or `vocab_size` has no room for the alphabet.
+        ValueError: no text, something that is not a text, or `vocab_size` has no room for the alphabet.
     """
-    word_counts = count_words(texts)
-    if not word_counts:
-        raise ValueError("the corpus is empty: byte-pair encoding needs at least one word")
+    word_counts = count_words(checked_texts(texts))
     vocabulary = [special_token, *sorted({symbol for word in word_counts for symbol in word})]
     if vocab_size < len(vocabulary):
         raise ValueError(
@@ -97,9 +93,7 @@ def train_reference_bpe(
         changed = {word: symbols for word, symbols in merged.items() if symbols != splits[word]}
         splits = merged
         steps.append(MergeStep(pair, pair_counts[pair], changed))
-        # Two different pairs may spell the same token: ab + c and a + bc.
-        if steps[-1].token not in vocabulary:
-            vocabulary.append(steps[-1].token)
+        vocabulary.append(steps[-1].token)
     return ReferenceBPE(tuple(vocabulary), tuple(steps))
 
 

@@ -20,7 +20,7 @@ from combinations import (
     pad,
     stack_configs,
 )
-from transformers import GenerationConfig
+from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
 
 NEW = 8
@@ -43,42 +43,38 @@ def prompts(lengths: tuple[int, ...] = (6, 6)) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": mask}
 
 
-def greedy_by_hand(model: Any, ids: torch.Tensor, new: int = NEW, **inputs: Any) -> torch.Tensor:
-    """Greedy decoding, which runs the whole text again for each token; the end token is not allowed."""
-    key = "decoder_input_ids" if model.config.is_encoder_decoder else "input_ids"
-    for _ in range(new):
-        with torch.no_grad():
-            logits = model(**{key: ids}, **inputs, use_cache=False).logits[:, -1]
-        logits[:, model.config.eos_token_id] = -torch.inf
-        ids = torch.cat([ids, logits.argmax(-1, keepdim=True)], dim=1)
-    return ids
+@torch.no_grad()
+def check_greedy(model: Any, inputs: dict[str, torch.Tensor], outputs: Any) -> None:
+    """Each new token is the likeliest one after a run of the whole text before it, without any cache."""
+    texts, start = outputs.sequences, outputs.sequences.shape[1] - len(outputs.logits)
+    if model.config.is_encoder_decoder:
+        logits = model(**inputs, decoder_input_ids=texts[:, :-1], use_cache=False).logits
+    else:
+        mask = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"]))
+        mask = torch.nn.functional.pad(mask, (0, texts.shape[1] - 1 - mask.shape[1]), value=1)
+        logits = model(texts[:, :-1], attention_mask=mask, use_cache=False).logits
+    logits = logits[:, start - 1 :]
+    torch.testing.assert_close(torch.stack(outputs.logits, 1), logits, rtol=1e-4, atol=1e-4)
+    logits[..., model.config.eos_token_id] = -torch.inf
+    assert torch.equal(texts[:, start:], logits.argmax(-1))
 
 
-@decoder_case
-def test_greedy_generation_equals_decoding_by_hand(case: Case):
+@generating_case
+def test_greedy_generation_equals_decoding_without_a_cache(case: Case):
     model = case.build()
-    ids = prompts()["input_ids"]
-    expected = greedy_by_hand(model, ids)
-    assert len(expected[:, 6:].unique()) > 2  # not one token for ever
-    assert torch.equal(generate(model, {"input_ids": ids}), expected)
-
-
-@seq2seq_case
-def test_greedy_generation_of_an_encoder_decoder_equals_decoding_by_hand(case: Case):
-    model = case.build()
-    inputs = prompts((9, 5))
-    expected = greedy_by_hand(model, torch.zeros(2, 1, dtype=torch.long), **inputs)
-    assert torch.equal(generate(model, inputs), expected)
+    inputs = prompts((6, 4))
+    outputs = generate(model, inputs, output_logits=True, return_dict_in_generate=True)
+    assert len(outputs.logits) == NEW
+    check_greedy(model, inputs, outputs)
 
 
 @generating_case
 def test_dynamic_static_and_no_cache_give_the_same_scores(case: Case):
     model = case.build()
     inputs = prompts((6, 4))
+    implementations = [{}, {"cache_implementation": "static"}]
     if case.sibling == SEQ2SEQ and LINEAR in layer_types(model.config.decoder):
-        implementations = [{}]  # static caches are another test
-    else:
-        implementations = [{}, {"cache_implementation": "static"}]
+        del implementations[1]  # the next test
     expected = generate(model, inputs, use_cache=False, output_logits=True, return_dict_in_generate=True)
     assert expected.cache is None
     for kwargs in implementations:
@@ -124,16 +120,33 @@ def test_beam_search_with_a_cache_equals_beam_search_without(case: Case):
     torch.testing.assert_close(with_cache.sequences_scores, without.sequences_scores, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("case", cases(DECODER, SEQ2SEQ, names=("default", "all_mixers", "llama")), ids=str)
-def test_beams_find_a_likelier_text_than_greedy_decoding(case: Case):
+@pytest.mark.parametrize("case", cases(DECODER, SEQ2SEQ, names=("untied", "all_mixers", "llama")), ids=str)
+@torch.no_grad()
+def test_as_many_beams_as_tokens_find_the_likeliest_pair(case: Case):
+    """With a beam for each token of the vocabulary, beam search over two tokens is exhaustive."""
     model = case.build()
-    inputs = prompts()
-    greedy = generate(model, inputs, return_dict_in_generate=True, output_scores=True)
-    steps = model.compute_transition_scores(greedy.sequences, greedy.scores, normalize_logits=True)
-    kwargs = {"num_beams": 8, "return_dict_in_generate": True, "output_scores": True, "length_penalty": 0.0}
-    beams = generate(model, inputs, **kwargs)
-    assert (beams.sequences_scores >= steps.sum(-1) - 1e-4).all()
-    assert (beams.sequences_scores > steps.sum(-1) + 1e-2).any()
+    inputs = prompts((6,))
+    vocabulary = torch.arange(model.config.vocab_size)
+    if case.sibling == SEQ2SEQ:
+        start = torch.zeros(1, 1, dtype=torch.long)
+        first = model(**inputs, decoder_input_ids=start).logits[0, -1].log_softmax(-1)
+        texts = torch.stack([torch.zeros_like(vocabulary), vocabulary], 1)
+        repeated = {name: x.expand(len(vocabulary), -1) for name, x in inputs.items()}
+        second = model(**repeated, decoder_input_ids=texts).logits[:, -1].log_softmax(-1)
+    else:
+        first = model(**inputs).logits[0, -1].log_softmax(-1)
+        texts = torch.cat([inputs["input_ids"].expand(len(vocabulary), -1), vocabulary[:, None]], 1)
+        second = model(texts).logits[:, -1].log_softmax(-1)
+    end = model.config.eos_token_id
+    pairs = (first[:, None] + second).index_fill(0, torch.tensor(end), -torch.inf)
+    pairs[:, end] = -torch.inf
+    best, place = pairs.flatten().max(0)
+    outputs = generate(
+        model, inputs, num_beams=len(vocabulary), max_new_tokens=2, min_new_tokens=2, length_penalty=0.0,
+        output_scores=True, return_dict_in_generate=True,
+    )  # fmt: skip
+    torch.testing.assert_close(outputs.sequences_scores[0], best, rtol=1e-4, atol=1e-4)
+    assert outputs.sequences[0, -2:].tolist() == [int(place) // len(vocabulary), int(place) % len(vocabulary)]
 
 
 @generating_case
@@ -379,10 +392,13 @@ def served(config: Any) -> bool:
     return config.position_type not in ("relative", "alibi") and LINEAR not in config.layer_types
 
 
-def batch_settings(**kwargs: Any) -> GenerationConfig:
-    return GenerationConfig(
-        max_new_tokens=NEW, do_sample=False, eos_token_id=None, pad_token_id=0, use_cuda_graph=False, **kwargs
+def generate_batch(model: Any, texts: list[list[int]]) -> list[Any]:
+    settings = GenerationConfig(max_new_tokens=NEW, do_sample=False, eos_token_id=None, pad_token_id=0)
+    room = ContinuousBatchingConfig(page_size=16, num_blocks=16, max_batch_tokens=32)
+    outputs = model.generate_batch(
+        inputs=texts, generation_config=settings, continuous_batching_config=room, warmup=False
     )
+    return list(outputs.values())
 
 
 CONTINUOUS = ("default", "llama", "sliding_full", "mixtral")
@@ -400,9 +416,7 @@ CONTINUOUS = ("default", "llama", "sliding_full", "mixtral")
 def test_continuous_batching_equals_generate(case: Case, implementation: str):
     model = case.build(attn_implementation=implementation)
     texts = [document.tolist() for document in documents((9, 5, 2), seed=3)]
-    outputs = model.generate_batch(inputs=texts, generation_config=batch_settings())
-    assert len(outputs) == len(texts)
-    for text, output in zip(texts, outputs.values(), strict=True):
+    for text, output in zip(texts, generate_batch(model, texts), strict=True):
         assert output.error is None
         expected = generate(model, {"input_ids": torch.tensor([text])}, eos_token_id=None, min_new_tokens=0)
         assert output.prompt_ids == text
@@ -414,7 +428,7 @@ def test_continuous_batching_refuses_what_it_cannot_serve(case: Case):
     model = case.build()
     texts = [document.tolist() for document in documents((4, 3))]
     with pytest.raises(ValueError, match=r"Continuous batching serves .* use generate"):
-        model.generate_batch(inputs=texts, generation_config=batch_settings())
+        generate_batch(model, texts)
     assert any(word in (LINEAR, "relative", "alibi") for word in (*model.config.layer_types, model.config.position_type))
 
 
@@ -429,8 +443,8 @@ def test_a_text_beyond_the_learned_positions_is_refused_with_the_way_out():
 @pytest.mark.parametrize("case", cases(DECODER, names=("t5", "alibi", "no_positions", "linear", "sliding")), ids=str)
 def test_texts_beyond_the_trained_length_go_on_where_positions_allow(case: Case):
     model = case.build()
-    ids = documents((45,))[0][None]
-    assert torch.equal(generate(model, {"input_ids": ids}), greedy_by_hand(model, ids))
+    inputs = {"input_ids": documents((45,))[0][None]}
+    check_greedy(model, inputs, generate(model, inputs, output_logits=True, return_dict_in_generate=True))
 
 
 @generating_case
@@ -450,20 +464,17 @@ def test_generation_warns_of_nothing(case: Case, caplog):
 
 
 def test_generation_stops_at_the_end_token_and_pads_the_rest():
-    model = case_of(DECODER).build()
+    model = case_of(DECODER, "untied").build()
     ids = prompts()["input_ids"]
-    free = generate(model, {"input_ids": ids})
-    end = int(free[0, 8])
-    assert end not in free[1, 6:]
+    free = generate(model, {"input_ids": ids}).tolist()
+    place = next(n for n in range(7, 6 + NEW) if free[0][n] not in free[0][6:n] + free[1][6:])
+    end = free[0][place]
     outputs = model.generate(ids, max_new_tokens=NEW, do_sample=False, eos_token_id=end, suppress_tokens=[2])
-    assert outputs[0, 8] == end and (outputs[0, 9:] == 0).all()
-    assert torch.equal(outputs[1], free[1])
+    assert outputs.tolist() == [free[0][: place + 1] + [0] * (5 + NEW - place), free[1]]
 
 
-@pytest.mark.parametrize("case", cases(DECODER, SEQ2SEQ, names=("default", "all_mixers", "sliding_alibi")), ids=str)
+@pytest.mark.parametrize("case", cases(DECODER, names=("default", "all_mixers", "sliding_alibi")), ids=str)
 def test_a_static_cache_of_the_callers_is_filled(case: Case):
-    if case.sibling == SEQ2SEQ:
-        pytest.skip("generate makes the two caches of an encoder-decoder")
     model = case.build()
     inputs = prompts((6, 4))
     cache = StaticCache(config=model.config, max_cache_len=20)

@@ -177,6 +177,12 @@ def test_foreign_classifiers_serve_too(encoder_tokenizer):
         pipeline("family-relations", model=model, tokenizer=encoder_tokenizer)
 
 
+def test_a_model_fresh_from_training_does_not_drop_out(encoder_tokenizer):
+    model = bert(encoder_tokenizer, hidden_dropout_prob=0.5).train()
+    pipe = pipeline("family-relations", model=model, tokenizer=encoder_tokenizer, scores=True)
+    assert pipe(SENTENCE) == pipe(SENTENCE)
+
+
 def test_decoders_that_classify_serve_too(decoder_tokenizer):
     torch.manual_seed(4)
     config = fratrie.FratrieDecoderConfig(

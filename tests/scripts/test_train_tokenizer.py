@@ -25,6 +25,7 @@ def train(tmp_path, monkeypatch, capsys):
         if "character" not in arguments and "--vocab_size" not in arguments:
             command += ["--vocab_size", "300"]
         monkeypatch.setattr(sys, "argv", command)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
         try:
             runpy.run_path(str(SCRIPT), run_name="__main__")
         except SystemExit as stop:

@@ -1,87 +1,128 @@
-"""Several processes, started as a user starts them."""
+"""Several processes: through the launcher as a user starts them, else forked from a server that has the imports."""
 
 import json
+import multiprocessing
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 RUN = Path(__file__).with_name("tiny_run.py")
-CONFIGS = Path(__file__).parents[2] / "scripts" / "accelerate"
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+CONFIG = Path(__file__).parents[2] / "scripts" / "accelerate" / "two_cpu_processes.yaml"
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+CHILD = """
+import os, runpy, sys
+os.environ.update(environment)
+sys.argv = [run, options]
+sys.stderr = open(errors, "w")
+runpy.run_path(run, run_name="__main__")
+"""
 
-pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+pytestmark = pytest.mark.distributed
 
 
-def start(folder, *launcher, **options):
-    given = {"output_dir": str(folder), "per_device_train_batch_size": 2, "num_train_epochs": 2, **options}
-    command = [sys.executable, *launcher, str(RUN), json.dumps(given)]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=300)
+def free_port():
+    with socket.socket() as open_socket:
+        open_socket.bind(("127.0.0.1", 0))
+        return str(open_socket.getsockname()[1])
+
+
+def options_of(folder, changes):
+    common = {"output_dir": str(folder), "per_device_train_batch_size": 2, "num_train_epochs": 2}
+    return json.dumps(common | changes)
+
+
+def launched(folder, *launcher, **changes):
+    """Run by `accelerate launch`; gives exit code, errors and report."""
+    command = [sys.executable, "-m", "accelerate.commands.launch", *launcher, str(RUN), options_of(folder, changes)]
+    environment = os.environ | ENVIRONMENT
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    return done.returncode, done.stderr, report_of(folder)
+
+
+def forked(folder, number, environment=None, **changes):
+    """Run as `number` processes that find one another; gives the worst exit code, errors and report."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["fratrie.training.loop", "transformers.models.bert.modeling_bert"])
+    shared = {"WORLD_SIZE": str(number), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    names = [folder.with_name(f"{folder.name}.{rank}.err") for rank in range(number)]
+    children = []
+    for rank in range(number):
+        own = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(number)}
+        given = {
+            "environment": ENVIRONMENT | (own if number > 1 else {}) | (environment or {}),
+            "run": str(RUN),
+            "options": options_of(folder, changes),
+            "errors": str(names[rank]),
+        }
+        children.append(context.Process(target=exec, args=(CHILD, given)))
+        children[-1].start()
+    for child in children:
+        child.join(300)
+    errors = "".join(name.read_text() for name in names)
+    return max(child.exitcode for child in children), errors, report_of(folder)
+
+
+def report_of(folder):
     report = folder / "report.json"
-    return done, json.loads(report.read_text()) if report.exists() else None
-
-
-def launcher(config, port):
-    return ["-m", "accelerate.commands.launch", "--config_file", str(CONFIGS / config), "--main_process_port", port]
+    return json.loads(report.read_text()) if report.exists() else None
 
 
 def column(report, name):
     return [record[name] for record in report["history"] if name in record]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_two_processes_equal_one(tmp_path, stream):
+@pytest.mark.slow
+def test_two_processes_equal_one(tmp_path):
     """Same loss, gradients, evaluation and predictions, with dropout and random masks, where rows are left over."""
-    steps = {"max_steps": 4, "stream": True} if stream else {}
-    one, single = start(tmp_path / "one", gradient_accumulation_steps=4, **steps)
-    assert one.returncode == 0, one.stderr
-    two, double = start(
-        tmp_path / "two", *launcher("two_cpu_processes.yaml", "29731"), gradient_accumulation_steps=2, **steps
-    )
-    assert two.returncode == 0, two.stderr
+    code, errors, single = forked(tmp_path / "one", 1, gradient_accumulation_steps=4)
+    assert code == 0, errors
+    started = ["--config_file", str(CONFIG), "--main_process_port", free_port()]
+    code, errors, double = launched(tmp_path / "two", *started, gradient_accumulation_steps=2)
+    assert code == 0, errors
+    assert len(column(single, "loss")) == 6 and len(column(single, "eval_loss")) == 3
+    for name in ("loss", "grad_norm", "eval_loss"):
+        assert column(double, name) == pytest.approx(column(single, name), rel=1e-5), name
     assert len(double["logits"]) == 21, "each row is predicted once"
     assert double["labels"] == single["labels"]
-    for logits, expected in zip(double["logits"], single["logits"], strict=True):
-        assert logits == pytest.approx(expected, abs=1e-6)
-    if not stream:  # each process reads its own share of a stream, so the masks differ
-        assert column(double, "loss") == pytest.approx(column(single, "loss"), rel=1e-5)
-        assert column(double, "grad_norm") == pytest.approx(column(single, "grad_norm"), rel=1e-5)
-        assert column(double, "eval_loss") == pytest.approx(column(single, "eval_loss"), rel=1e-5)
+    assert torch.allclose(torch.tensor(double["logits"]), torch.tensor(single["logits"]), atol=1e-6)
 
 
 def test_two_processes_resume(tmp_path):
-    two = launcher("two_cpu_processes.yaml", "29741")
-    whole, unbroken = start(tmp_path / "whole", *two, save_steps=2)
-    assert whole.returncode == 0, whole.stderr
-    start(tmp_path / "part", *two, save_steps=2)
-    for folder in (tmp_path / "part").glob("checkpoint-*"):
-        if folder.name != "checkpoint-8":
-            folder.rename(tmp_path / folder.name)
-    resumed, continued = start(tmp_path / "part", *two, save_steps=2, resume_from_checkpoint="last")
-    assert resumed.returncode == 0, resumed.stderr
-    assert column(continued, "loss") == column(unbroken, "loss")
+    folder = tmp_path / "run"
+    code, errors, unbroken = forked(folder, 2, save_steps=2, save_total_limit=9)
+    assert code == 0, errors
+    for step in (10, 12):
+        (folder / f"checkpoint-{step}").rename(tmp_path / f"checkpoint-{step}")
+    code, errors, resumed = forked(folder, 2, save_steps=2, save_total_limit=9, resume_from_checkpoint="last")
+    assert code == 0, errors
+    assert len(column(resumed, "loss")) == 12
+    assert column(resumed, "loss") == column(unbroken, "loss")
+    assert resumed["seen"] != unbroken["seen"], "it was not run from the start"
+
+
+def test_two_processes_share_a_stream(tmp_path):
+    code, errors, report = forked(tmp_path / "run", 2, stream=True, max_steps=5)
+    assert code == 0, errors
+    assert len(report["seen"]) == 20
+    assert sorted(report["seen"]) == list(range(20)), "20 of 21 rows fill the steps of a pass, each row once"
 
 
 def test_all_processes_stop_at_a_loss_that_is_not_finite(tmp_path):
-    done, report = start(tmp_path, *launcher("two_cpu_processes.yaml", "29751"), poison_process=1)
-    assert done.returncode != 0 and report is None
-    assert "error: step 1: the loss is nan" in done.stderr
+    code, errors, report = forked(tmp_path / "run", 2, poison_process=1)
+    assert code == 2 and report is None
+    assert errors.count("error: step 1: the loss is nan") == 2
 
 
-@pytest.mark.parametrize(
-    ("command", "named"),
-    [
-        (["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"], "would train alone"),
-        (launcher("multi_gpu_fsdp2.yaml", "29761"), "FSDP was asked for"),
-    ],
-)
-def test_launches_that_would_go_wrong_silently(tmp_path, command, named):
-    import torch
-
-    if torch.accelerator.is_available():
-        pytest.skip("these launches are right where there are GPUs")
-    done, report = start(tmp_path, *command)
-    assert done.returncode != 0 and report is None
-    assert f"error: {'several processes' if 'alone' in named else 'FSDP'}" in done.stderr and named in done.stderr
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="with GPUs these launches are right")
+def test_launches_that_would_go_wrong_silently(tmp_path):
+    code, errors, report = launched(tmp_path / "one", "--cpu", "--num_processes", "2")
+    assert code != 0 and report is None
+    assert "error: several processes were asked for" in errors
+    code, errors, report = forked(tmp_path / "two", 2, {"ACCELERATE_USE_FSDP": "true"})
+    assert code == 2 and report is None
+    assert "error: FSDP was asked for, but Accelerate runs MULTI_CPU" in errors

@@ -71,17 +71,24 @@ def main():
             model.bert.embeddings.LayerNorm.weight.data[0] = float("nan")
         return masked(batch)
 
+    seen = []
+
+    def counted(batch):
+        seen.extend(row["number"] for row in batch)
+        return collator(batch)
+
     model = tiny(BertForMaskedLM)
     data = stream() if use_stream else rows
-    result = train(model, options, accelerator, data, collator, evaluate=evaluate)
+    result = train(model, options, accelerator, data, counted, evaluate=evaluate)
     logits, labels = predict(
         tiny(BertForSequenceClassification).to(accelerator.device), accelerator, rows, labelled, 4
     )
-    report = {"history": result.history, "logits": logits.tolist(), "labels": labels.tolist()}
+    report = {"history": result.history, "logits": logits.tolist(), "labels": labels.tolist(), "seen": seen}
     reports = gather_object([report])
     accelerator.end_training()
     if accelerator.is_main_process:
         assert all(other["logits"] == report["logits"] for other in reports)
+        report["seen"] = [number for other in reports for number in other["seen"]]
         Path(options.output_dir, "report.json").write_text(json.dumps(report))
 
 
