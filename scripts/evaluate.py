@@ -5,7 +5,7 @@ python scripts/evaluate.py --model runs/family --file new.csv --output_file scor
 """
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -15,7 +15,6 @@ import fratrie  # noqa: F401 (registers its models)
 from fratrie.training.classifiers import load_classifier
 from fratrie.training.cli import run
 from fratrie.training.finetuning import (
-    ColumnOptions,
     aligned_targets,
     encode,
     open_inference,
@@ -26,14 +25,16 @@ from fratrie.training.finetuning import (
 from fratrie.training.metrics import scores_table
 
 
-@dataclass(kw_only=True)
-class EvaluationOptions(ColumnOptions):
+@dataclass
+class EvaluationOptions:
     """What to score, on what."""
 
     model: str = field(metadata={"help": "Folder of the fine-tuned classifier."})
     file: str | None = field(
         default=None, metadata={"help": "Labelled texts: .txt (annotation format), .csv, .tsv, .jsonl, .parquet."}
     )
+    text_column: str = field(default="text", metadata={"help": "Column of the texts (csv, jsonl, parquet)."})
+    label_column: str = field(default="labels", metadata={"help": "Column of the labels or values."})
     part: Literal["train", "test"] = field(
         default="test", metadata={"help": "Without a file: the part of the shipped corpus to score on."}
     )
@@ -53,7 +54,8 @@ def main() -> None:
     output = prepare_output(options.output_file) if options.output_file else None
     model, tokenizer, task = load_classifier(options.model)
     if options.file:
-        dataset = read_labelled(options.file, replace(options, problem_type=task.problem_type), task.labels)
+        columns = (options.text_column, options.label_column)
+        dataset = read_labelled(options.file, task.labels, task.problem_type, *columns)
     else:
         from fratrie.data.corpus import load_family_relations
 

@@ -17,7 +17,6 @@ from accelerate import Accelerator
 from datasets import DatasetDict
 from torch.utils.data import Dataset
 from transformers import (
-    AutoConfig,
     DataCollatorWithPadding,
     HfArgumentParser,
     PreTrainedModel,
@@ -30,13 +29,14 @@ from fratrie.training.classifiers import (
     Head,
     check_checkpoint,
     freeze_below,
+    load_config,
     load_tokenizer,
     new_classifier,
 )
 from fratrie.training.cli import run
 from fratrie.training.evaluation import evaluate_loss
 from fratrie.training.finetuning import (
-    ColumnOptions,
+    DataOptions,
     Rows,
     balanced_weights,
     check_every_label_occurs,
@@ -57,34 +57,9 @@ logger = logging.getLogger("fratrie.finetune")
 
 SHIPPED = (
     "The family-relations corpus shipped with Fratrie: machine-written French sentences in the voice of teenagers "
-    "about their families, no real person's words"
+    "about their families, no real person's words. Labels: `+` good relation, `-` bad, `0` neither, `i` information; "
+    "`j` the respondent, `f` brothers, `s` sisters, `p` father, `m` mother, `a` the family, `t` others"
 )
-
-
-@dataclass
-class DataOptions(ColumnOptions):
-    """Which texts to learn from."""
-
-    dataset: Literal["family_relations"] = field(
-        default="family_relations", metadata={"help": "The shipped corpus, learnt where no file is given."}
-    )
-    train_file: str | None = field(
-        default=None, metadata={"help": "Labelled texts: .txt (annotation format), .csv, .tsv, .jsonl, .parquet."}
-    )
-    validation_file: str | None = field(
-        default=None, metadata={"help": "Watched while training; by default a part of the train file."}
-    )
-    test_file: str | None = field(default=None, metadata={"help": "Scored once, at the end."})
-    validation_size: float = field(
-        default=0.1,
-        metadata={"help": "Share of train to watch: of its respondents, or of its rows if it names none; 0: no part."},
-    )
-    label_names: list[str] | None = field(
-        default=None, metadata={"help": "All labels, in the order of the outputs; by default as the data say."}
-    )
-    max_length: int | None = field(
-        default=None, metadata={"help": "Tokens at most, longer texts are cut; by default what the model takes."}
-    )
 
 
 @dataclass
@@ -229,8 +204,7 @@ def _check_options(data: DataOptions, choices: ModelOptions, options: Finetuning
 
 
 def _prepare(data: DataOptions, choices: ModelOptions, options: FinetuningOptions, accelerator: Accelerator) -> Run:
-    files = {"train": data.train_file, "validation": data.validation_file, "test": data.test_file}
-    parts = load_parts(files, data, data.label_names, data.validation_size, options.seed)
+    parts = load_parts(data, options.seed)
     check_every_label_occurs(parts["train"], choices.allow_missing_labels)
     task = task_of(parts["train"].features)
     if choices.tune_thresholds and task.problem_type != MULTI_LABEL:
@@ -251,7 +225,7 @@ def _build(
     checkpoint = check_checkpoint(choices.model, tokenizer=not choices.tokenizer) if choices.model else None
     tokenizer = load_tokenizer(choices.tokenizer or cast(str, choices.model))
     if checkpoint:
-        config = AutoConfig.from_pretrained(checkpoint, local_files_only=True)
+        config = load_config(checkpoint)
     else:
         kind = choices.model_type or "encoder"
         config = new_config(kind, choices.config_overrides, tokenizer, max_length or 0, choices.config)

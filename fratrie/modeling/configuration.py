@@ -125,7 +125,7 @@ class FratrieConfig(PreTrainedConfig):
         classifier_activation: their activation.
         classifier_dropout: dropout before each of the head's layers.
         pos_weight: weight of the positives of each label in the multi-label loss.
-        label_thresholds: probability from which each label is given (0.5 by default), read by the scripts and by the
+        label_thresholds: probability above which each label is given (0.5 by default), read by the scripts and by the
             family-relations pipeline.
     """
 

@@ -84,6 +84,8 @@ class FratrieSeq2SeqPreTrainedModel(FratriePreTrainedModel):
 class FratrieSeq2SeqModel(FratrieSeq2SeqPreTrainedModel):
     """The bare encoder-decoder (Vaswani et al. 2017)."""
 
+    _tied_weights_keys = {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"}  # noqa: RUF012
+
     def __init__(self, config: FratrieSeq2SeqConfig) -> None:
         super().__init__(config)
         encoder_config, decoder_config = config.stacks
@@ -168,6 +170,8 @@ class FratrieSeq2SeqModel(FratrieSeq2SeqPreTrainedModel):
 class FratrieSeq2SeqForConditionalGeneration(FratrieSeq2SeqPreTrainedModel, GenerationMixin):
     """The encoder-decoder with a head that predicts the next token of the output."""
 
+    _tied_weights_keys = {"lm_head.weight": "model.encoder.embed_tokens.weight"}  # noqa: RUF012
+
     def __init__(self, config: FratrieSeq2SeqConfig) -> None:
         super().__init__(config)
         self.model = FratrieSeq2SeqModel(config)
@@ -194,6 +198,7 @@ class FratrieSeq2SeqForConditionalGeneration(FratrieSeq2SeqPreTrainedModel, Gene
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         decoder_input_ids: torch.Tensor | None = None,
+        encoder_outputs: Any = None,
         cache: Cache | None = None,
         labels: torch.Tensor | None = None,
         output_router_logits: bool | None = None,
@@ -217,6 +222,7 @@ class FratrieSeq2SeqForConditionalGeneration(FratrieSeq2SeqPreTrainedModel, Gene
             input_ids=input_ids,
             attention_mask=attention_mask,
             decoder_input_ids=decoder_input_ids,
+            encoder_outputs=encoder_outputs,
             cache=cache,
             output_router_logits=any(
                 stack.needs_router_logits(labels, output_router_logits)

@@ -18,8 +18,8 @@ class TextPipeline(Pipeline):
     """A pipeline over texts; the tasks derive from it. The model is put into evaluation mode.
 
     Args:
-        *args, **kwargs: those of Hugging Face's `Pipeline` (model, tokenizer, device, batch_size, num_workers, …) and the
-            parameters of the task.
+        *args, **kwargs: those of Hugging Face's `Pipeline` (model, tokenizer, device, batch_size, num_workers, …) and
+            the parameters of the task.
     """
 
     task_name: ClassVar[str]

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
 import datasets
+import numpy as np
 import torch
 from accelerate import Accelerator
 from datasets.distributed import split_dataset_by_node
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
-from transformers import set_seed
 
 Collator = Callable[[list[dict[str, Any]]], dict[str, Tensor]]
 
@@ -59,6 +60,14 @@ class StepShape:
         return self.micro_batches * self.micro_batch_size
 
 
+def seed_all(seed: int, purpose: str, number: int) -> None:
+    """Set Python's, numpy's and torch's global generators (of all devices) by `seed_for`."""
+    value = seed_for(seed, purpose, number)
+    random.seed(value)
+    np.random.seed(value)
+    torch.manual_seed(value)
+
+
 def seed_for(seed: int, purpose: str, number: int) -> int:
     """A 32-bit seed for the `number`-th use of randomness for `purpose` in a run seeded by `seed`."""
     digest = hashlib.blake2b(f"{seed} {purpose} {number}".encode(), digest_size=4).digest()
@@ -80,7 +89,7 @@ class _RequestedRows(Dataset):
         self.rows, self.collator, self.seed = rows, collator, seed
 
     def __getitem__(self, request: _Request) -> MicroBatch:
-        set_seed(seed_for(self.seed, "collate", request.number))
+        seed_all(self.seed, "collate", request.number)
         inputs = self.collator([self.rows[index] for index in request.indices])
         return MicroBatch(request.number, inputs, request.filler, request.last)
 
@@ -210,5 +219,5 @@ class StreamBatches:
     def _collate(self, step: int, turn: int, rows: list[dict[str, Any]]) -> MicroBatch:
         place = turn * self.shape.num_processes + self.shape.process_index
         number = step * self.shape.micro_batches + place
-        set_seed(seed_for(self.seed, "collate", number))
+        seed_all(self.seed, "collate", number)
         return MicroBatch(number, self.collator(rows), filler=False, last=turn == self.shape.rounds - 1)

@@ -95,6 +95,19 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def load_config(folder: str | os.PathLike[str]) -> PreTrainedConfig:
+    """Load the config of a folder.
+
+    Raises:
+        ValueError: an unknown model type or field, or fields that contradict one another.
+        OSError: there is none.
+    """
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (ValueError, *_LOADING_ERRORS) as error:
+        raise ValueError(f"{Path(folder) / 'config.json'}: {error.__cause__ or error}") from error
+
+
 @dataclass(frozen=True)
 class Head:
     """Choices of the classification head and its loss; `None` keeps what the config says."""
@@ -223,14 +236,13 @@ def freeze_below(model: PreTrainedModel, trainable_layers: int, new: set[str]) -
     Raises:
         ValueError: a number out of range, or not one list of layers to count.
     """
-    count = model.config.num_hidden_layers
+    count = getattr(model.config, "num_hidden_layers", 0)
     if not -1 <= trainable_layers <= count:
         raise ValueError(f"trainable_layers={trainable_layers}: the model has {count} layers; give -1 to {count}")
     if trainable_layers >= 0:
-        body = model.base_model
+        body, prefix = model.base_model, f"{model.base_model_prefix}."
         stack = _layer_list(body, count)
         top = tuple(f"{stack}.{i}." for i in range(count - trainable_layers, count))
-        prefix = f"{model.base_model_prefix}."
         for name, weight in body.named_parameters():
             weight.requires_grad_(name.startswith(top) or "pooler" in name or prefix + name in new)
     return [name for name, weight in model.named_parameters() if weight.requires_grad]
@@ -259,10 +271,10 @@ def load_classifier(folder: str | os.PathLike[str]) -> tuple[PreTrainedModel, Pr
     """
     path = check_checkpoint(folder)
     tokenizer = load_tokenizer(path)
+    config = load_config(path)
+    if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+        raise ValueError(f"{path}: model type {config.model_type!r} has no head that classifies sequences")
     try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True)
-        if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
-            raise ValueError(f"{path}: model type {config.model_type!r} has no head that classifies sequences")
         model, info = _read_model(path)
     except _LOADING_ERRORS as error:
         raise ValueError(f"{path}: the model cannot be loaded: {error}") from error

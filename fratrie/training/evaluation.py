@@ -12,9 +12,9 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object, send_to_device
 from torch import Tensor
 from torch.utils.data import Dataset
-from transformers import PreTrainedModel, set_seed
+from transformers import PreTrainedModel
 
-from .batches import Collator, seed_for
+from .batches import Collator, seed_all
 from .objective import Objective
 
 
@@ -125,6 +125,6 @@ def _batches(
     for turn in range(-(-number // accelerator.num_processes)):
         place = turn * accelerator.num_processes + accelerator.process_index
         first = place * batch_size if place < number else 0
-        set_seed(seed_for(0, "evaluate", place))
+        seed_all(0, "evaluate", place)
         inputs = collator([dataset[index] for index in range(first, min(first + batch_size, size))])
         yield place, dict(send_to_device(inputs, accelerator.device)), place >= number

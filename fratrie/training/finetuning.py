@@ -3,8 +3,8 @@
 import inspect
 import logging
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -30,19 +30,42 @@ logger = logging.getLogger(__name__)
 Rows = list[dict[str, Any]]
 
 
-@dataclass
-class ColumnOptions:
-    """How labelled files are read."""
+AnyProblemType = Literal["auto", "multi_label_classification", "single_label_classification", "regression"]
 
+
+@dataclass
+class DataOptions:
+    """Which texts to learn from, for `HfArgumentParser`; without files the shipped corpus."""
+
+    dataset: Literal["family_relations"] = field(
+        default="family_relations", metadata={"help": "The shipped corpus, learnt where no file is given."}
+    )
+    train_file: str | None = field(
+        default=None, metadata={"help": "Labelled texts: .txt (annotation format), .csv, .tsv, .jsonl, .parquet."}
+    )
+    validation_file: str | None = field(
+        default=None, metadata={"help": "Watched while training; by default a part of the train file."}
+    )
+    test_file: str | None = field(default=None, metadata={"help": "Scored once, at the end."})
+    validation_size: float = field(
+        default=0.1,
+        metadata={"help": "Share of train to watch: of its respondents, or of its rows if it names none; 0: no part."},
+    )
     text_column: str = field(default="text", metadata={"help": "Column of the texts (csv, jsonl, parquet)."})
     label_column: str = field(default="labels", metadata={"help": "Column of the labels or values."})
     group_column: str | None = field(
         default=None,
         metadata={"help": "Column that names who speaks; by default `respondent` or `group`, if there is one."},
     )
-    problem_type: Literal["auto", "multi_label_classification", "single_label_classification", "regression"] = field(
+    problem_type: AnyProblemType = field(
         default="auto",
         metadata={"help": "Several labels a text, one, or a real value; `auto` tells the first two from the data."},
+    )
+    label_names: list[str] | None = field(
+        default=None, metadata={"help": "All labels, in the order of the outputs; by default as the data say."}
+    )
+    max_length: int | None = field(
+        default=None, metadata={"help": "Tokens at most, longer texts are cut; by default what the model takes."}
     )
 
 
@@ -94,78 +117,74 @@ def aligned_targets(dataset: Dataset, task: Task) -> NDArray[Any]:
 
 
 def read_labelled(
-    path: str | os.PathLike[str], columns: ColumnOptions, labels: Sequence[str] | None = None
+    path: str | os.PathLike[str],
+    labels: Sequence[str] | None = None,
+    problem_type: AnyProblemType = "auto",
+    text_column: str = "text",
+    label_column: str = "labels",
+    group_column: str | None = None,
 ) -> Dataset:
-    """Read a labelled file (annotation format, csv, tsv, jsonl, parquet); `labels` fixes the known names.
+    """Read a labelled file (annotation format, csv, tsv, jsonl, parquet).
+
+    Args:
+        path: the file.
+        labels: all label names in order; by default as the file says.
+        problem_type: `auto` tells several labels from one by the data; real values must be asked for.
+        text_column, label_column, group_column: column names, for all but the annotation format.
 
     Raises:
         ValueError: wrong rows, each named; a missing column.
         OSError: the file is missing or cannot be read.
     """
-    if columns.problem_type == REGRESSION:
-        return _read_values(path, columns)
-    several = None if columns.problem_type == "auto" else columns.problem_type == MULTI_LABEL
-    return load_labelled(
-        path, labels, columns.text_column, columns.label_column, columns.group_column, multi_label=several
-    )
+    if problem_type == REGRESSION:
+        return _read_values(path, text_column, label_column, group_column)
+    several = None if problem_type == "auto" else problem_type == MULTI_LABEL
+    return load_labelled(path, labels, text_column, label_column, group_column, multi_label=several)
 
 
-def _read_values(path: str | os.PathLike[str], columns: ColumnOptions) -> Dataset:
+def _read_values(
+    path: str | os.PathLike[str], text_column: str, label_column: str, group_column: str | None
+) -> Dataset:
     table = read_table(path)
     values, wrong = [], []
-    for number, cell in enumerate(table.column(columns.label_column, "label_column"), start=1):
+    for number, cell in enumerate(table.column(label_column, "label_column"), start=1):
         try:
             values.append(float(cell))
         except (TypeError, ValueError):
             wrong.append(f"row {number}: {cell!r}")
     if wrong:
-        raise ValueError(f"{path}: regression needs a number in {columns.label_column!r}; {'; '.join(wrong[:20])}")
-    texts = table.column(columns.text_column, "text_column")
-    content = {"text": texts, "labels": values}
+        raise ValueError(f"{path}: regression needs a number in {label_column!r}; {'; '.join(wrong[:20])}")
+    columns = {"text": table.column(text_column, "text_column"), "labels": values}
     features = Features({"text": Value("string"), "labels": Value("float32")})
-    if columns.group_column:
-        content["respondent"] = [str(cell) for cell in table.column(columns.group_column, "group_column")]
+    if group_column:
+        columns["respondent"] = [str(cell) for cell in table.column(group_column, "group_column")]
         features["respondent"] = Value("string")
-    return Dataset.from_dict(content, features=features)
+    return Dataset.from_dict(columns, features=features)
 
 
-def load_parts(
-    files: Mapping[str, str | None],
-    columns: ColumnOptions,
-    labels: Sequence[str] | None = None,
-    validation_size: float = 0.1,
-    seed: int = 0,
-) -> DatasetDict:
+def load_parts(options: DataOptions, seed: int = 0) -> DatasetDict:
     """Labelled parts `train`, `validation` and `test`, as far as there are any.
 
-    Without a train file it is the shipped family-relations corpus. Without a validation file a part of train
-    becomes `validation`: whole respondents where the data name them, single rows elsewhere; none of it with
-    `validation_size=0`.
-
-    Args:
-        files: paths under the names of the parts.
-        columns: how to read them.
-        labels: the label names in order; by default those of the train file.
-        validation_size: share of the respondents (or rows).
-        seed: of that draw.
+    Without a validation file a part of train becomes `validation`: whole respondents where the data name them,
+    single rows elsewhere, drawn by the seed; none of it with `validation_size=0`.
 
     Raises:
-        ValueError, OSError: as the readers say; a test or validation file without a train file.
+        ValueError: wrong rows, a test or validation file without a train file, too little to split.
+        OSError: a file is missing or cannot be read.
     """
-    given = {part: path for part, path in files.items() if path}
-    if not given:
+    files = {part: path for part in ("train", "validation", "test") if (path := getattr(options, f"{part}_file"))}
+    columns = (options.text_column, options.label_column, options.group_column)
+    if not files:
         parts = load_family_relations()
-    elif "train" not in given:
-        raise ValueError(f"a {' and '.join(given)} file without a train file: give --train_file too")
+    elif "train" not in files:
+        raise ValueError(f"a {' and '.join(files)} file without a train file: give --train_file too")
     else:
-        parts = DatasetDict(train=read_labelled(given["train"], columns, labels))
-        task = task_of(parts["train"].features)
-        columns = replace(columns, problem_type=task.problem_type)
-        for part in ("validation", "test"):
-            if part in given:
-                parts[part] = read_labelled(given[part], columns, task.labels)
-    if "validation" not in parts and validation_size:
-        parts.update(_split(parts["train"], validation_size, seed))
+        train = read_labelled(files.pop("train"), options.label_names, options.problem_type, *columns)
+        task = task_of(train.features)
+        others = {part: read_labelled(path, task.labels, task.problem_type, *columns) for part, path in files.items()}
+        parts = DatasetDict(train=train, **others)
+    if "validation" not in parts and options.validation_size:
+        parts.update(_split(parts["train"], options.validation_size, seed))
     return parts
 
 

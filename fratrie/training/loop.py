@@ -25,10 +25,10 @@ from accelerate.utils import gather_object, send_to_device
 from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm.auto import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from . import checkpoint
-from .batches import Collator, EpochBatches, MicroBatch, StepShape, StreamBatches, seed_for
+from .batches import Collator, EpochBatches, MicroBatch, StepShape, StreamBatches, seed_all
 from .evaluation import CacheSwitch, evaluating
 from .launch import create_accelerator
 from .objective import Objective
@@ -327,7 +327,7 @@ class _Run:
     def _forward_backward(self, batch: MicroBatch, count: int, total: int) -> Tensor:
         inputs = dict(send_to_device(batch.inputs, self.accelerator.device))
         self._meter(batch)
-        set_seed(seed_for(self.options.seed, "forward", batch.number))
+        seed_all(self.options.seed, "forward", batch.number)
         with nullcontext() if batch.last else self.accelerator.no_sync(self.model):
             share = self.objective.share(self.model, inputs, count, total)
             if batch.filler:

@@ -97,13 +97,9 @@ def model_card(facts: CardFacts) -> ModelCard:
         model_name=facts.name if facts.scores else None,
         eval_results=_eval_results(facts) if facts.scores else None,
     )
-    duration = (
-        "duration not measured" if facts.seconds is None else f"{facts.seconds:.0f} seconds of training"
-    )
+    duration = "duration not measured" if facts.seconds is None else f"{facts.seconds:.0f} seconds in all"
     arguments = json.dumps(dict(facts.arguments), indent=2, ensure_ascii=False, default=str)
-    return ModelCard.from_template(
-        data, template_str=TEMPLATE, facts=facts, duration=duration, arguments=arguments
-    )
+    return ModelCard.from_template(data, template_str=TEMPLATE, facts=facts, duration=duration, arguments=arguments)
 
 
 def write_model_card(facts: CardFacts, folder: str | os.PathLike[str]) -> Path:
@@ -115,9 +111,7 @@ def write_model_card(facts: CardFacts, folder: str | os.PathLike[str]) -> Path:
 
 def classification_tables(scores: Mapping[str, Scores]) -> dict[str, str]:
     """Per-label tables for a card, from the scores of each part («test», «validation»)."""
-    return {
-        f"Scores on the {part} part ({s['samples']} samples)": markdown_table(s) for part, s in scores.items()
-    }
+    return {f"Scores on the {part} part ({s['samples']} samples)": markdown_table(s) for part, s in scores.items()}
 
 
 def _eval_results(facts: CardFacts) -> list[EvalResult]:

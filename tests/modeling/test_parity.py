@@ -14,12 +14,9 @@ from torch import nn
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from fratrie import (
-    FratrieDecoderConfig,
     FratrieDecoderForCausalLM,
-    FratrieEncoderConfig,
     FratrieEncoderForMaskedLM,
     FratrieEncoderModel,
-    FratrieSeq2SeqConfig,
     FratrieSeq2SeqForConditionalGeneration,
     norm_slots,
 )
@@ -334,10 +331,3 @@ def test_renaming_misses_nothing():
         assert sum(parameter.numel() for parameter in ours.parameters()) == count - unused
     with pytest.raises(AssertionError, match="no rule for strange"):
         rename({"strange": 0}, LLAMA_RULES)
-
-
-def test_configurations_are_plain_ones():
-    """No model's name decides anything: each family is a set of public fields."""
-    for family in FAMILIES.values():
-        assert family.ours.config_class in (FratrieEncoderConfig, FratrieDecoderConfig, FratrieSeq2SeqConfig)
-        assert isinstance(family.ours.config_class(**family.our_fields).to_dict(), dict)

@@ -23,6 +23,7 @@ from fratrie.training.classifiers import (
     check_checkpoint,
     freeze_below,
     load_classifier,
+    load_config,
     load_tokenizer,
     new_classifier,
 )
@@ -242,6 +243,24 @@ def test_damaged_weights_and_tokenizer_are_named(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(ValueError, match=r"the tokenizer in .* cannot be read"):
         load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hiden_size": 3}, "has no field hiden_size"),
+        ({"num_attention_heads": 5}, "num_attention_heads=5"),
+        ({"hidden_size": "wide"}, "hidden_size"),
+        ({"model_type": "abacus"}, "abacus"),
+    ],
+)
+def test_a_config_with_wrong_fields_is_named(tmp_path, change, message):
+    CONFIGS["fratrie_encoder"].save_pretrained(tmp_path)
+    assert load_config(tmp_path).hidden_size == 16
+    values = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(values | change))
+    with pytest.raises(ValueError, match=rf"config\.json: .*{message}"):
+        load_config(tmp_path)
 
 
 def test_a_tokenizer_without_pad_token_is_refused_with_the_way_out(tmp_path):

@@ -16,7 +16,7 @@ from fratrie.data import LABELS
 from fratrie.tokenization import train_byte_level_bpe
 from fratrie.training.classifiers import Task
 from fratrie.training.finetuning import (
-    ColumnOptions,
+    DataOptions,
     aligned_targets,
     balanced_weights,
     check_every_label_occurs,
@@ -97,7 +97,7 @@ def test_targets_follow_the_order_of_the_model():
 
 
 def test_without_files_the_parts_are_the_shipped_corpus():
-    parts = load_parts({"train": None}, ColumnOptions(), seed=3)
+    parts = load_parts(DataOptions(), seed=3)
     assert {name: len(part) for name, part in parts.items()}.keys() == {"train", "validation", "test"}
     assert len(parts["train"]) + len(parts["validation"]) == 1318 and len(parts["test"]) == 330
     assert not set(parts["train"]["respondent"]) & set(parts["validation"]["respondent"])
@@ -111,7 +111,7 @@ def test_files_of_every_format_give_the_same_parts(tmp_path, extension):
     {"csv": Dataset.to_csv, "jsonl": Dataset.to_json, "parquet": Dataset.to_parquet}[extension](
         Dataset.from_dict(rows), path
     )
-    parts = load_parts({"train": str(path), "test": str(path)}, ColumnOptions(), validation_size=0.4)
+    parts = load_parts(DataOptions(train_file=str(path), test_file=str(path), validation_size=0.4))
     assert task_of(parts["train"].features) == Task(MULTI_LABEL, ["+", "-", "j"])
     together = {*parts["train"]["text"], *parts["validation"]["text"]}
     assert together == set(rows["text"]) and list(parts["test"]["text"]) == rows["text"]
@@ -122,44 +122,44 @@ def test_files_of_every_format_give_the_same_parts(tmp_path, extension):
 def test_the_annotation_format_is_a_train_file(tmp_path):
     path = tmp_path / "train.txt"
     path.write_text("jm+ J'aime ma mère.\n\njp- Je crie.\n", encoding="utf-8")
-    parts = load_parts({"train": str(path), "validation": str(path)}, ColumnOptions())
+    parts = load_parts(DataOptions(train_file=str(path), validation_file=str(path)))
     assert list(parts["train"]["text"]) == ["J'aime ma mère.", "Je crie."]
     assert len(parts["validation"]) == 2
 
 
 def test_texts_of_nobody_are_split_by_row(tmp_path):
     rows = [{"text": f"texte {i}", "labels": "ab"[i % 2]} for i in range(10)]
-    files = {"train": write_rows(tmp_path / "t.jsonl", rows)}
-    parts = load_parts(files, ColumnOptions(), validation_size=0.3)
+    path = write_rows(tmp_path / "t.jsonl", rows)
+    parts = load_parts(DataOptions(train_file=path, validation_size=0.3))
     assert (len(parts["train"]), len(parts["validation"])) == (7, 3)
-    assert "validation" not in load_parts(files, ColumnOptions(), validation_size=0)
-    again = load_parts(files, ColumnOptions(), validation_size=0.3, seed=1)
+    assert "validation" not in load_parts(DataOptions(train_file=path, validation_size=0))
+    again = load_parts(DataOptions(train_file=path, validation_size=0.3), seed=1)
     assert list(again["train"]["text"]) != list(parts["train"]["text"])
     with pytest.raises(ValueError, match=r"validation_size=1\.5 of 10 rows"):
-        load_parts(files, ColumnOptions(), validation_size=1.5)
-    single = {"train": write_rows(tmp_path / "one.jsonl", rows[:1])}
+        load_parts(DataOptions(train_file=path, validation_size=1.5))
+    single = write_rows(tmp_path / "one.jsonl", rows[:1])
     with pytest.raises(ValueError, match="one row cannot be split"):
-        load_parts(single, ColumnOptions())
+        load_parts(DataOptions(train_file=single))
 
 
 def test_a_label_unknown_to_train_is_named_in_test(tmp_path):
     train = write_rows(tmp_path / "train.jsonl", [{"text": "x", "labels": ["a"]}, {"text": "y", "labels": ["b"]}])
     test = write_rows(tmp_path / "test.jsonl", [{"text": "x", "labels": ["z"]}])
     with pytest.raises(ValueError, match=r"(?s)test\.jsonl.*unknown label 'z'"):
-        load_parts({"train": train, "test": test}, ColumnOptions(), validation_size=0.5)
+        load_parts(DataOptions(train_file=train, test_file=test, validation_size=0.5))
     with pytest.raises(ValueError, match="a test file without a train file"):
-        load_parts({"train": None, "test": test}, ColumnOptions())
+        load_parts(DataOptions(test_file=test))
 
 
 def test_real_values_are_read_for_regression(tmp_path):
-    columns = ColumnOptions(problem_type=REGRESSION, label_column="score", group_column="who")
+    columns = {"problem_type": REGRESSION, "label_column": "score", "group_column": "who"}
     rows = [{"text": "x", "score": 0.5, "who": "a"}, {"text": "y", "score": "2", "who": "b"}]
-    data = read_labelled(write_rows(tmp_path / "r.jsonl", rows), columns)
+    data = read_labelled(write_rows(tmp_path / "r.jsonl", rows), **columns)
     assert task_of(data.features).problem_type == REGRESSION
     assert list(data["labels"]) == [0.5, 2.0] and list(data["respondent"]) == ["a", "b"]
     wrong = write_rows(tmp_path / "w.jsonl", [*rows, {"text": "z", "score": "high", "who": "c"}])
     with pytest.raises(ValueError, match="a number in 'score'; row 3: 'high'"):
-        read_labelled(wrong, columns)
+        read_labelled(wrong, **columns)
 
 
 def test_a_label_that_train_lacks_is_an_error_or_a_warning(caplog):

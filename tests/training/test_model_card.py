@@ -53,7 +53,7 @@ def test_card_tells_every_fact_and_reads_back(tmp_path, scores):
         "python finetune.py --output_dir 'a b'",
         '"learning_rate": 0.5',
         '"text": "é"',
-        "one abacus; 61 seconds of training.",
+        "one abacus; 61 seconds in all.",
         "- Short texts only.\n- French only.",
     ):
         assert text in card.text

@@ -18,7 +18,8 @@ VOCAB, ROWS = 40, 21
 
 def token_rows():
     generator = torch.Generator().manual_seed(0)
-    return [{"input_ids": torch.randint(5, VOCAB, (3 + n % 6,), generator=generator).tolist()} for n in range(ROWS)]
+    ids = [torch.randint(5, VOCAB, (3 + n % 6,), generator=generator).tolist() for n in range(ROWS)]
+    return [{"number": number, "input_ids": row} for number, row in enumerate(ids)]
 
 
 def masked(rows):

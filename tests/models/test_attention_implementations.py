@@ -1,0 +1,360 @@
+"""The attention implementations of Hugging Face: which are served, what they are called with, what they refuse.
+
+No flash kernel runs on a CPU. A stand-in with the same call, written out here, takes its place, and must give what
+sdpa gives: so layouts, scaling, windows and the form of the masks are right.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from combinations import (
+    CASES,
+    DECODER,
+    ENCODER,
+    LINEAR,
+    SEQ2SEQ,
+    SIBLINGS,
+    Case,
+    case_of,
+    cases,
+    documents,
+    layer_types,
+    output_mask,
+    padded_inputs,
+    stack_configs,
+)
+from fratrie.modeling.attention import CrossAttention, SoftmaxAttention
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+BIASES = ("relative", "alibi")
+
+
+def has_bias(case: Case) -> bool:
+    return any(config.position_type in BIASES for config in stack_configs(case.config()))
+
+
+WITHOUT_BIAS = [case for case in CASES if not has_bias(case)]
+WITH_BIAS = [case for case in CASES if has_bias(case)]
+
+
+def window(module: torch.nn.Module, sliding_window: int | None, queries: int, keys: int) -> torch.Tensor:
+    """Which key each query sees, by the module's causality and the window, counted from the end as flash kernels do."""
+    distance = torch.arange(queries)[:, None] + (keys - queries) - torch.arange(keys)
+    seen = torch.ones(queries, keys, dtype=torch.bool)
+    if module.is_causal:
+        seen = distance >= 0
+    if sliding_window is not None and keys > sliding_window:
+        reach = sliding_window - 1  # Hugging Face calls flash with (sliding_window - 1, sliding_window - 1)
+        seen = seen & (distance.abs() <= reach)
+    return seen
+
+
+class FlashStandIn:
+    """Flash attention's call and meaning, written out, with a record of its calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[dict[str, Any]] = []
+
+    def __call__(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        dropout: float = 0.0,
+        scaling: float | None = None,
+        sliding_window: int | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, None]:
+        assert "position_bias" not in kwargs
+        config = module.config
+        assert query.shape[1] == config.num_attention_heads
+        assert key.shape == value.shape and key.shape[1] == config.num_key_value_heads
+        assert query.shape[-1] == key.shape[-1] == config.head_dim
+        assert attention_mask is None or attention_mask.shape == (key.shape[0], key.shape[2])
+        self.calls.append({
+            "module": module, "scaling": scaling, "window": sliding_window, "dropout": dropout, "mask": attention_mask,
+        })  # fmt: skip
+        seen = window(module, sliding_window, query.shape[2], key.shape[2])[None, None]
+        if attention_mask is not None:
+            seen = seen & attention_mask[:, None, None, :].bool()
+        key, value = (x.repeat_interleave(module.num_key_value_groups, dim=1) for x in (key, value))
+        scores = (query @ key.transpose(2, 3) * scaling).masked_fill(~seen, -torch.inf)
+        weights = scores.softmax(-1).nan_to_num(0.0)
+        return (weights @ value).transpose(1, 2), None
+
+
+@pytest.fixture
+def flash(monkeypatch) -> FlashStandIn:
+    """The stand-in under the name `flash_attention_2`, whose masks stay Hugging Face's."""
+    stand_in = FlashStandIn()
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "flash_attention_2", stand_in)
+    return stand_in
+
+
+def use(model: torch.nn.Module, implementation: str) -> torch.nn.Module:
+    """Set an implementation without the check that its package is installed."""
+    for config in (model.config, *stack_configs(model.config)):
+        config._attn_implementation = implementation
+    return model
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=2e-5, atol=2e-5)
+
+
+def bidirectional_window(case: Case) -> bool:
+    """Whether a sliding layer looks to both sides, where flash counts its window in another way (see below)."""
+    return "sliding_attention" in stack_configs(case.config())[0].layer_types and case.sibling != DECODER
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("case", [case for case in WITHOUT_BIAS if not bidirectional_window(case)], ids=str)
+@torch.no_grad()
+def test_flash_attention_gives_what_sdpa_gives(case: Case, side: str, flash: FlashStandIn):
+    model = case.build()
+    inputs = padded_inputs(case.sibling, side)
+    mask = output_mask(case.sibling, inputs)
+    caching: list[dict[str, Any]] = [{}] if case.sibling == ENCODER else [{"use_cache": False}, {"use_cache": True}]
+    for kwargs in caching:
+        use(model, "sdpa")
+        expected = model(**inputs, **kwargs).logits[mask]
+        assert not flash.calls
+        close(use(model, "flash_attention_2")(**inputs, **kwargs).logits[mask], expected)
+        assert bool(flash.calls) == (
+            set(layer_types(model.config)) != {LINEAR} or case.sibling == SEQ2SEQ
+        )
+        check_calls(flash)
+        flash.calls.clear()
+
+
+def check_calls(flash: FlashStandIn) -> None:
+    for call in flash.calls:
+        module = call["module"]
+        cross = isinstance(module, CrossAttention)
+        assert isinstance(module, SoftmaxAttention)
+        assert module.is_causal == (module.config.is_causal_stack and not cross)
+        scale = module.config.attention_scale
+        assert call["scaling"] == (module.config.head_dim**-0.5 if scale is None else scale)
+        sliding = not cross and module.config.layer_types[module.layer_idx] == "sliding_attention"
+        assert call["window"] == (module.config.sliding_window if sliding else None)
+        assert call["dropout"] == 0.0
+        assert call["mask"] is None or call["mask"].ndim == 2
+
+
+@pytest.mark.parametrize("case", [case for case in WITHOUT_BIAS if bidirectional_window(case)], ids=str)
+@torch.no_grad()
+def test_flash_attention_of_a_bidirectional_window_gives_what_sdpa_gives(case: Case, flash: FlashStandIn):
+    """HF's masks reach `sliding_window` to each side, its flash call one less: the model has to make up for it."""
+    model = case.build()
+    inputs = padded_inputs(case.sibling)
+    mask = output_mask(case.sibling, inputs)
+    expected = model(**inputs).logits[mask]
+    close(use(model, "flash_attention_2")(**inputs).logits[mask], expected)
+    assert flash.calls
+
+
+@pytest.mark.parametrize("case", cases(ENCODER, DECODER, names=("default", "llama", "all_mixers")), ids=str)
+@torch.no_grad()
+def test_packed_rows_under_flash_attention_equal_separate_documents(case: Case, flash: FlashStandIn):
+    if case.name == "all_mixers" and case.sibling == ENCODER:
+        case = case_of(ENCODER, "linear_full")  # without the bidirectional window
+    model = use(case.build(), "flash_attention_2")
+    rows = documents()
+    ids = torch.cat(rows)[None]
+    positions = torch.cat([torch.arange(len(row)) for row in rows])[None]
+    separate = torch.cat([model(row[None]).logits[0] for row in rows])
+    flash.calls.clear()
+    close(model(ids, position_ids=positions).logits[0], separate)
+    bounds = torch.tensor([0, 9, 15, 18], dtype=torch.int32)
+    hints = {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": 9, "max_length_k": 9}
+    close(model(ids, position_ids=positions, **hints).logits[0], separate)
+    close(model(ids, **hints).logits[0], separate)
+    assert flash.calls
+
+
+@pytest.mark.parametrize("case", cases(DECODER, names=("default", "llama", "sliding_full", "all_mixers")), ids=str)
+def test_generation_under_flash_attention_equals_sdpa(case: Case, flash: FlashStandIn):
+    model = case.build()
+    inputs = padded_inputs(DECODER, "left")
+    settings = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
+    expected = model.generate(**inputs, **settings)
+    assert torch.equal(use(model, "flash_attention_2").generate(**inputs, **settings), expected)
+    assert len(flash.calls) == 6 * (len(model.config.layer_types) - model.config.layer_types.count(LINEAR))
+
+
+@pytest.mark.parametrize("case", cases(SEQ2SEQ, names=("default", "llama")), ids=str)
+def test_generation_of_an_encoder_decoder_under_flash_attention_equals_sdpa(case: Case, flash: FlashStandIn):
+    model = case.build()
+    inputs = {name: padded_inputs(ENCODER, "left")[name] for name in ("input_ids", "attention_mask")}
+    settings = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
+    expected = model.generate(**inputs, **settings)
+    assert torch.equal(use(model, "flash_attention_2").generate(**inputs, **settings), expected)
+    assert flash.calls
+
+
+def test_attention_dropout_reaches_the_kernel_in_training_only(flash: FlashStandIn):
+    for sibling in SIBLINGS:
+        model = use(case_of(sibling, "dropouts").build(), "flash_attention_2")
+        model.train()(**padded_inputs(sibling))
+        assert {call["dropout"] for call in flash.calls} == {0.1}
+        flash.calls.clear()
+        model.eval()(**padded_inputs(sibling))
+        assert {call["dropout"] for call in flash.calls} == {0.0}
+        flash.calls.clear()
+
+
+@pytest.mark.parametrize("case", WITH_BIAS, ids=str)
+def test_flash_attention_with_a_position_bias_is_refused_by_name(case: Case, tmp_path):
+    pattern = r"position_type='(relative|alibi)' adds a bias .* flash attention cannot: use attn_implementation='sdpa'"
+    with pytest.raises(ValueError, match=pattern):
+        case.build(attn_implementation="flash_attention_2")
+    model = case.build()
+    with pytest.raises(ValueError, match=pattern):
+        model.set_attn_implementation("flash_attention_2")
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=pattern):
+        type(model).from_pretrained(tmp_path, attn_implementation="flash_attention_2")
+
+
+@pytest.mark.parametrize("sibling", SIBLINGS)
+def test_flash_attention_without_its_package_is_refused_by_name(sibling: str):
+    with pytest.raises((ImportError, ValueError), match=r"[Ff]lash[_ ]?[Aa]ttention"):
+        case_of(sibling).build(attn_implementation="flash_attention_2")
+
+
+def test_an_unknown_implementation_is_refused_by_name():
+    with pytest.raises(ValueError, match="flash_intention"):
+        case_of(ENCODER).build(attn_implementation="flash_intention")
+
+
+FLEX = ("llama", "sliding_relative")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sibling", SIBLINGS)
+@pytest.mark.parametrize("name", FLEX)
+@torch.no_grad()
+def test_flex_attention_forward_equals_sdpa(sibling: str, name: str):
+    """Compiled on first use; the only pass that it has on a CPU is forward, without gradient."""
+    case = case_of(sibling, name)
+    inputs = padded_inputs(sibling)
+    mask = output_mask(sibling, inputs)
+    expected = case.build()(**inputs).logits[mask]
+    model = case.build(attn_implementation="flex_attention")
+    torch.testing.assert_close(model(**inputs).logits[mask], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", cases(names=("default", "llama", "all_mixers", "sliding_relative")), ids=str)
+@torch.no_grad()
+def test_an_implementation_of_ones_own_is_called_with_its_own_masks(case: Case):
+    """Without a mask function of its own name an implementation would get no mask, and padding would leak."""
+    calls = []
+
+    def own(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, **kwargs: Any) -> Any:
+        calls.append(None if mask is None else mask.dtype)
+        return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask, **kwargs)
+
+    AttentionInterface.register("own", own)
+    AttentionMaskInterface.register("own", sdpa_mask)
+    inputs = padded_inputs(case.sibling, "left")
+    mask = output_mask(case.sibling, inputs)
+    caching: list[dict[str, Any]] = [{}] if case.sibling == ENCODER else [{"use_cache": False}, {"use_cache": True}]
+    try:
+        for kwargs in caching:
+            expected = case.build()(**inputs, **kwargs).logits[mask]
+            close(case.build(attn_implementation="own")(**inputs, **kwargs).logits[mask], expected)
+    finally:
+        del AttentionInterface._global_mapping["own"], AttentionMaskInterface._global_mapping["own"]
+    assert calls
+
+
+@pytest.mark.parametrize("case", cases(names=("default", "all_mixers")), ids=str)
+@torch.no_grad()
+def test_the_implementation_can_be_changed_and_only_eager_gives_weights(case: Case):
+    model = case.build("base", attn_implementation="sdpa")
+    inputs = padded_inputs(case.sibling)
+    field = "decoder_attentions" if case.sibling == SEQ2SEQ else "attentions"
+    assert not getattr(model(**inputs, output_attentions=True), field)
+    model.set_attn_implementation("eager")
+    assert {config._attn_implementation for config in stack_configs(model.config)} == {"eager"}
+    assert len(getattr(model(**inputs, output_attentions=True), field)) > 0
+
+
+def test_attentions_asked_for_in_the_configuration_need_eager():
+    for sibling in (ENCODER, DECODER):
+        config = case_of(sibling).config(attn_implementation="sdpa")
+        with pytest.raises(ValueError, match="eager"):
+            config.output_attentions = True
+
+
+@torch.no_grad()
+def test_attentions_can_be_asked_for_in_the_configuration():
+    for case in cases(ENCODER, DECODER, names=("default",)):
+        model = case.build("base", attn_implementation="eager")
+        expected = model(**padded_inputs(case.sibling), output_attentions=True).attentions
+        model.config.output_attentions = True
+        actual = model(**padded_inputs(case.sibling)).attentions
+        assert all(torch.equal(one, other) for one, other in zip(actual, expected, strict=True))
+
+
+EXPERTS = ("mixtral", "shared_experts", "linear_to_sliding")
+
+
+@pytest.mark.parametrize("case", cases(names=EXPERTS), ids=str)
+def test_implementations_of_experts_agree_forward_and_backward(case: Case):
+    inputs = padded_inputs(case.sibling)
+    mask = output_mask(case.sibling, inputs)
+    outputs, grads = [], []
+    for implementation in ("eager", "grouped_mm", "batched_mm"):
+        model = case.build(experts_implementation=implementation)
+        logits = model(**inputs).logits[mask]
+        logits.square().sum().backward()
+        outputs.append(logits.detach())
+        grads.append({name: x.grad for name, x in model.named_parameters() if "experts" in name or "router" in name})
+    for logits, gradients in zip(outputs[1:], grads[1:], strict=True):
+        close(logits, outputs[0])
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(gradient, grads[0][name], rtol=1e-4, atol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("case", cases(names=EXPERTS), ids=str)
+def test_setting_the_implementation_of_experts_changes_the_kernel(case: Case, monkeypatch):
+    """Hugging Face's heuristic looks for experts in the model's own file only, where a silent no-op would follow."""
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    calls = []
+    original = ALL_EXPERTS_FUNCTIONS["batched_mm"]
+    monkeypatch.setitem(
+        ALL_EXPERTS_FUNCTIONS._global_mapping,
+        "batched_mm",
+        lambda *args, **kwargs: (calls.append(1), original(*args, **kwargs))[1],
+    )
+    model = case.build()
+    with torch.no_grad():
+        model(**padded_inputs(case.sibling))
+        assert not calls
+        model.set_experts_implementation("batched_mm")
+        model(**padded_inputs(case.sibling))
+    assert calls
+
+
+@pytest.mark.parametrize("case", cases(names=("odd_experts_linear",)), ids=str)
+def test_experts_of_a_size_that_the_grouped_kernel_cannot_take_fall_back_or_are_refused_by_name(case: Case):
+    assert {config._experts_implementation for config in stack_configs(case.build().config)} == {"eager"}
+    with pytest.raises(ValueError, match=r"multiples of 8.*'eager' or 'batched_mm'"):
+        case.build(experts_implementation="grouped_mm")
+    close(
+        case.build(experts_implementation="batched_mm")(**padded_inputs(case.sibling)).logits,
+        case.build()(**padded_inputs(case.sibling)).logits,
+    )
+
+
+@pytest.mark.parametrize("sibling", SIBLINGS)
+def test_a_dense_model_of_odd_sizes_is_not_bothered_by_experts(sibling: str):
+    model = case_of(sibling).build(hidden_size=20, intermediate_size=15)
+    assert model(**padded_inputs(sibling)).logits.isfinite().all()
