@@ -29,8 +29,7 @@ from fratrie.training.cli import run
 from fratrie.training.loop import TrainingOptions, create_accelerator, train
 from fratrie.training.metrics import scores_table
 
-SCRIPTS = Path(__file__).resolve().parent
-TRAIN_TEXTS = SCRIPTS.parent / "fratrie" / "data" / "family_relations" / "train.txt"
+TRAIN_TEXTS = "fratrie/data/family_relations/train.txt"
 NEW_SENTENCES = [
     "Je m'entends très bien avec ma mère, on rigole tout le temps.",
     "Mon père ne m'appelle jamais et ça me met en colère.",
@@ -50,6 +49,8 @@ class DemoOptions:
 def main() -> None:
     """Run the steps one after the other, each timed."""
     (options,) = HfArgumentParser(DemoOptions, description=__doc__).parse_args_into_dataclasses()
+    if not Path(TRAIN_TEXTS).is_file():
+        raise ValueError(f"{TRAIN_TEXTS} is not here: start from the root of the repository, `make demo` or as it does")
     folder = Path(options.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     seconds: dict[str, float] = {}
@@ -84,9 +85,9 @@ def script(name: str, **options: Any) -> None:
     """
     words = [f"scripts/{name}.py"]
     for key, value in options.items():
-        words += [f"--{key}", *map(str, value if isinstance(value, list) else [value])]
+        words += [f"--{key}"] if value is True else [f"--{key}", str(value)]
     print("$ python", shlex.join(words), flush=True)
-    done = subprocess.run([sys.executable, str(SCRIPTS / f"{name}.py"), *words[1:]], check=False)
+    done = subprocess.run([sys.executable, *words], check=False)
     if done.returncode:
         raise ValueError(f"scripts/{name}.py ended with exit code {done.returncode}")
 
@@ -101,12 +102,12 @@ def pretrain(folder: Path) -> None:
     script(
         "pretrain",
         objective="mlm",
-        train_files=TRAIN_TEXTS,
+        files=TRAIN_TEXTS,
         annotated=True,
         tokenizer=folder / "tokenizer",
         model_type="encoder",
-        config_overrides="hidden_size=128,num_hidden_layers=4,num_attention_heads=4,intermediate_size=256",
-        num_train_epochs=30,
+        config_overrides="hidden_size=128,num_hidden_layers=4,num_attention_heads=4,intermediate_size=256,position_type=alibi",
+        num_train_epochs=2,
         learning_rate=2e-3,
         per_device_train_batch_size=64,
         output_dir=folder / "pretrained",
@@ -167,7 +168,7 @@ def write_words(folder: Path) -> None:
     script(
         "pretrain",
         objective="clm",
-        train_files=TRAIN_TEXTS,
+        files=TRAIN_TEXTS,
         annotated=True,
         tokenizer=folder / "decoder_tokenizer",
         model_type="decoder",

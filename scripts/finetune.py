@@ -295,7 +295,7 @@ def _card(current: Run, scores: dict[str, Scores], seconds: float) -> CardFacts:
         summary=(
             f"A {config.model_type} model with {current.model.num_parameters():,} weights for "
             f"{config.problem_type.replace('_', ' ')} of sentences into: "
-            f"{', '.join(f'`{label}`' for label in config.id2label.values())}. Fine-tuned from {origin}."
+            f"{', '.join(f'`{label}`' for label in config.id2label.values())}. It started from {origin}."
         ),
         data=f"{corpus}. {sizes}.",
         tables=classification_tables(scores),

@@ -215,7 +215,7 @@ def _card(
 ) -> CardFacts:
     origin = f"the checkpoint `{choices.model}`" if choices.model else "random weights"
     source = f"The dataset {data.dataset}" if data.dataset else f"Files: {', '.join(Path(f).name for f in data.files)}"
-    lines = [f"| {name} | {value:.4f} |" for name, value in result.metrics.items()]
+    lines = [f"| {name} | {value:.6g} |" for name, value in result.metrics.items()]
     tables = {"Evaluation": "\n".join(["| metric | value |", "|---|---|", *lines])} if lines else {}
     return CardFacts(
         name=Path(options.output_dir).resolve().name,

@@ -23,9 +23,13 @@ from .metrics import Scores, multilabel_scores
 if TYPE_CHECKING:
     from datasets import Dataset
 
+# Balanced, because without class weights the cross-validated macro-F1 is 0.04 to 0.24 lower at every penalty tried.
 BASELINES: dict[str, tuple[Any, list[float]]] = {
-    "logistic_regression": (LogisticRegression(solver="liblinear", max_iter=1000), [1.0, 3.0, 10.0, 30.0]),
-    "linear_svc": (LinearSVC(), [0.03, 0.1, 0.3, 1.0]),
+    "logistic_regression": (
+        LogisticRegression(class_weight="balanced", solver="liblinear", max_iter=1000),
+        [1.0, 3.0, 10.0, 30.0],
+    ),
+    "linear_svc": (LinearSVC(class_weight="balanced"), [0.03, 0.1, 0.3, 1.0]),
 }
 
 
@@ -56,7 +60,7 @@ def tfidf_features() -> FeatureUnion:
 
 
 def tune_baseline(name: str, train: Sentences, folds: int = 5) -> GridSearchCV:
-    """Fit one baseline, its penalty and class weights chosen for the best cross-validated macro-F1.
+    """Fit one baseline, its penalty chosen for the best cross-validated macro-F1.
 
     A label that all or none of the sentences carry is predicted so, with scikit-learn's warning.
 
@@ -76,10 +80,7 @@ def tune_baseline(name: str, train: Sentences, folds: int = 5) -> GridSearchCV:
         raise ValueError("cross-validation needs the sentences of at least two respondents; give more training text")
     classifier, penalties = BASELINES[name]
     pipeline = Pipeline([("features", tfidf_features()), ("classifier", OneVsRestClassifier(classifier))])
-    grid = {
-        "classifier__estimator__C": penalties,
-        "classifier__estimator__class_weight": [None, "balanced"],
-    }
+    grid = {"classifier__estimator__C": penalties}
     macro_f1 = make_scorer(f1_score, average="macro", zero_division=0)
     search = GridSearchCV(pipeline, grid, scoring=macro_f1, cv=GroupKFold(folds))
     return search.fit(train.texts, train.labels, groups=groups)
@@ -94,8 +95,8 @@ def score_baselines(train: "Dataset", test: "Dataset", folds: int = 5) -> dict[s
         folds: of the cross-validation.
 
     Returns:
-        For each baseline the scores of `multilabel_scores`, with the chosen `parameters` and the
-        `cross_validated_macro_f1` that chose them.
+        For each baseline the scores of `multilabel_scores`, with the chosen penalty `C` and the
+        `cross_validated_macro_f1` that chose it.
 
     Raises:
         ValueError: train and test differ in their labels, or `tune_baseline` finds train too small.
@@ -107,9 +108,8 @@ def score_baselines(train: "Dataset", test: "Dataset", folds: int = 5) -> dict[s
     scores = {}
     for name in BASELINES:
         search = tune_baseline(name, learnt, folds)
-        parameters = {key.rsplit("__", 1)[-1]: value for key, value in search.best_params_.items()}
         scores[name] = multilabel_scores(search.predict(unseen.texts), unseen.labels, names) | {
-            "parameters": parameters,
+            "C": search.best_params_["classifier__estimator__C"],
             "cross_validated_macro_f1": float(search.best_score_),
         }
     return scores

@@ -172,7 +172,11 @@ def load_weights(model: nn.Module, path: Path, accelerator: Accelerator) -> None
     unwrapped = cast(PreTrainedModel, accelerator.unwrap_model(model))
     try:
         with quiet():
-            loaded = type(unwrapped).from_pretrained(path, dtype=unwrapped.dtype, local_files_only=True)
+            loaded, found = cast(Any, type(unwrapped)).from_pretrained(
+                path, dtype=unwrapped.dtype, local_files_only=True, use_safetensors=True, output_loading_info=True
+            )
+        if found["missing_keys"]:
+            raise ValueError(f"the weights of {path} lack {sorted(found['missing_keys'])}; use another checkpoint")
         # With full tensors in, the shards of FSDP2 are filled as well as a plain module.
         set_model_state_dict(unwrapped, loaded.state_dict(), options=StateDictOptions(full_state_dict=True))
     except (RuntimeError, SafetensorError) as error:

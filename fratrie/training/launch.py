@@ -11,6 +11,7 @@ from accelerate.utils import DistributedType, GradientAccumulationPlugin, Projec
 
 from .options import TrainingOptions
 
+LOG_FOLDER = "logs"
 _SUPPORTED = {
     *(DistributedType.NO, DistributedType.FSDP),
     *(DistributedType.MULTI_CPU, DistributedType.MULTI_GPU, DistributedType.MULTI_XPU),
@@ -25,7 +26,11 @@ def create_accelerator(options: TrainingOptions) -> Accelerator:
         OSError: a folder that cannot be written.
     """
     output_dir = Path(options.output_dir)
-    output_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = f"cannot make the folder {output_dir} ({error.strerror}); choose another output_dir"
+        raise type(error)(reason) from error
     if not os.access(output_dir, os.W_OK | os.X_OK):
         raise PermissionError(f"cannot write in {output_dir}; choose another output_dir or change its rights")
     # On a machine without GPU Accelerate joins several processes only if told that they are CPU processes.
@@ -36,7 +41,7 @@ def create_accelerator(options: TrainingOptions) -> Accelerator:
         # As a plugin: the launcher can override a bare number, and the loss would be divided twice.
         gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
         log_with=None if options.report_to == "none" else options.report_to,
-        project_config=ProjectConfiguration(str(output_dir), logging_dir=str(output_dir / "logs")),
+        project_config=ProjectConfiguration(str(output_dir), logging_dir=str(output_dir / LOG_FOLDER)),
         kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=options.find_unused_parameters)],
     )
     _check_processes(accelerator)

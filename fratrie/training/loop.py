@@ -10,6 +10,7 @@ import itertools
 import json
 import logging
 import math
+import shutil
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -30,7 +31,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from . import checkpoint
 from .batches import Collator, EpochBatches, MicroBatch, StepShape, StreamBatches, seed_all
 from .evaluation import CacheSwitch, evaluating
-from .launch import create_accelerator
+from .launch import LOG_FOLDER, create_accelerator
 from .objective import Objective
 from .options import TrainingOptions
 from .schedules import build_optimizer, build_scheduler
@@ -150,6 +151,8 @@ def _prepare_folder(output_dir: Path, options: TrainingOptions, accelerator: Acc
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         checkpoint.remove_checkpoints(output_dir, keep_last=sys.maxsize if resumed_from else 0)
+        if options.overwrite_output_dir and not resumed_from:
+            shutil.rmtree(output_dir / LOG_FOLDER, ignore_errors=True)
     accelerator.wait_for_everyone()
     return resumed_from
 

@@ -73,8 +73,8 @@ class Combination:
 
 COMBINATIONS = (
     Combination("default", "the layouts of BERT, GPT-2 and Vaswani et al.", {}),
-    Combination("pre_norm", "LayerNorm before each branch, learned positions", {**norm_slots("pre"), "position_type": "learned"},
-                (ENCODER, SEQ2SEQ)),
+    Combination("pre_norm", "LayerNorm before each branch, learned positions",
+                {**norm_slots("pre"), "position_type": "learned"}, (ENCODER, SEQ2SEQ)),
     Combination("sinusoidal_scaled", "sinusoidal positions, scaled and normed embeddings",
                 {"position_type": "sinusoidal", "scale_embeddings": True, "embedding_norm": "layer_norm"}),
     Combination("llama", "rotary, RMSNorm before each branch, SwiGLU, grouped heads, no biases, untied",
@@ -89,7 +89,8 @@ COMBINATIONS = (
     Combination("alibi", "ALiBi with six heads, which together are wider than the model",
                 {"position_type": "alibi", "num_attention_heads": 6, "head_dim": 8}),
     Combination("no_positions", "no positions at all", {"position_type": "none"}),
-    Combination("sandwich", "norm before and after each branch", {**norm_slots("sandwich"), "position_type": "rotary"}),
+    Combination("sandwich", "norm before and after each branch",
+                {**norm_slots("sandwich"), "position_type": "rotary"}),
     Combination("no_norms", "every norm slot empty", NO_NORMS),
     Combination("mixed_slots", "both kinds of norm, in some slots; some biases",
                 {**NO_NORMS, "mixer_input_norm": "rms_norm", "feed_forward_output_norm": "layer_norm",
@@ -140,7 +141,8 @@ COMBINATIONS = (
                  "activation_dropout": 0.1}),
     Combination("padding_kept", "padding goes through all layers", {"unpad_inputs": False, "position_type": "rotary"}),
     Combination("token_types", "two token types", {"type_vocab_size": 2}, (ENCODER,)),
-    Combination("sparse_prediction", "in training only masked rows pass the head", {"sparse_prediction": True}, (ENCODER,)),
+    Combination("sparse_prediction", "in training only masked rows pass the head",
+                {"sparse_prediction": True}, (ENCODER,)),
     Combination("perceptron_head", "first token, two dense layers with dropout before five labels",
                 {"classifier_hidden_sizes": [16, 24], "classifier_pooling": "first", "classifier_dropout": 0.1,
                  "num_labels": 5}, (ENCODER, DECODER)),
@@ -153,7 +155,8 @@ COMBINATIONS = (
                  "encoder": {"hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 6, "vocab_size": 83,
                              "position_type": "rotary", "type_vocab_size": 2},
                  "decoder": {"position_type": "relative", "num_key_value_heads": 2}}, (SEQ2SEQ,)),
-    Combination("linear_to_sliding", "encoder with linear attention, decoder with sliding and linear attention and experts",
+    Combination("linear_to_sliding",
+                "linear attention in the encoder; sliding and linear attention and experts in the decoder",
                 {"position_type": "rotary", "encoder": {"layer_types": [LINEAR, LINEAR]},
                  "decoder": {"layer_types": [SLIDING, LINEAR], "sliding_window": 3, "num_experts": 4}}, (SEQ2SEQ,)),
 )  # fmt: skip
@@ -227,11 +230,7 @@ def cases(*siblings: str, names: tuple[str, ...] | None = None) -> list[Case]:
     """The cases of some siblings, or of all of them; of some combinations, or of all of them."""
     known = {combination.name for combination in COMBINATIONS}
     assert known.issuperset(names or ()), set(names or ()) - known
-    return [
-        case
-        for case in CASES
-        if case.sibling in (siblings or SIBLINGS) and (names is None or case.name in names)
-    ]
+    return [case for case in CASES if case.sibling in (siblings or SIBLINGS) and (names is None or case.name in names)]
 
 
 def case_of(sibling: str, name: str = "default") -> Case:

@@ -7,9 +7,9 @@ from pathlib import Path
 os.environ["HF_HUB_OFFLINE"] = "1"
 sys.path.insert(0, str(Path(__file__).parent))
 
-import pytest  # noqa: E402
-import torch  # noqa: E402
-import transformers  # noqa: E402
+import pytest
+import torch
+import transformers
 
 transformers.utils.logging.disable_progress_bar()
 

@@ -4,7 +4,19 @@ from typing import Any
 
 import pytest
 import torch
-from combinations import CASES, DECODER, ENCODER, SEQ2SEQ, Case, case_of, cases, output_mask, padded_inputs, training_inputs
+from combinations import (
+    CASES,
+    DECODER,
+    ENCODER,
+    SEQ2SEQ,
+    Case,
+    case_of,
+    cases,
+    output_mask,
+    padded_inputs,
+    training_inputs,
+)
+
 from fratrie.modeling.block import Block
 
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
@@ -50,7 +62,9 @@ def test_autocast_trains_near_full_precision(case: Case):
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("case", cases(names=("default", "sinusoidal_scaled", "t5", "linear", "odd_experts_linear")), ids=str)
+@pytest.mark.parametrize(
+    "case", cases(names=("default", "sinusoidal_scaled", "t5", "linear", "odd_experts_linear")), ids=str
+)
 @torch.no_grad()
 def test_double_precision_is_double_throughout(case: Case):
     inputs = padded_inputs(case.sibling)

@@ -193,12 +193,8 @@ def test_a_returned_cache_is_continued(case: Case):
     model = case.build()
     ids = prompts()["input_ids"]
     expected = generate(model, {"input_ids": ids}, max_new_tokens=NEW)
-    first = generate(
-        model, {"input_ids": ids}, max_new_tokens=4, min_new_tokens=4, return_dict_in_generate=True
-    )
-    outputs = generate(
-        model, {"input_ids": first.sequences}, cache=first.cache, max_new_tokens=4, min_new_tokens=4
-    )
+    first = generate(model, {"input_ids": ids}, max_new_tokens=4, min_new_tokens=4, return_dict_in_generate=True)
+    outputs = generate(model, {"input_ids": first.sequences}, cache=first.cache, max_new_tokens=4, min_new_tokens=4)
     assert torch.equal(outputs, expected)
 
 
@@ -271,9 +267,7 @@ def test_prompt_lookup_and_assisted_decoding_equal_greedy_decoding(case: Case):
         assert torch.equal(generate(model, {"input_ids": ids}, assistant_model=assistant, **kwargs), expected)
 
 
-@pytest.mark.parametrize(
-    "case", [case for case in cases(DECODER) if LINEAR in layer_types(case.config())], ids=str
-)
+@pytest.mark.parametrize("case", [case for case in cases(DECODER) if LINEAR in layer_types(case.config())], ids=str)
 def test_assisted_decoding_of_linear_attention_is_right_or_refused_by_name(case: Case):
     """A recurrent state cannot forget the candidates that were refused."""
     model = case.build()
@@ -306,9 +300,7 @@ def test_the_state_of_linear_attention_does_not_grow():
     heads, head_dim = model.config.num_attention_heads, model.config.head_dim
     assert sizes == [[heads * head_dim * (head_dim + 1)] * 2] * 4
     short = generate(model, prompts(), return_dict_in_generate=True).cache
-    long = generate(
-        model, prompts(), max_new_tokens=30, min_new_tokens=30, return_dict_in_generate=True
-    ).cache
+    long = generate(model, prompts(), max_new_tokens=30, min_new_tokens=30, return_dict_in_generate=True).cache
     assert elements(short) == elements(long)
 
 
@@ -429,7 +421,9 @@ def test_continuous_batching_refuses_what_it_cannot_serve(case: Case):
     texts = [document.tolist() for document in documents((4, 3))]
     with pytest.raises(ValueError, match=r"Continuous batching serves .* use generate"):
         generate_batch(model, texts)
-    assert any(word in (LINEAR, "relative", "alibi") for word in (*model.config.layer_types, model.config.position_type))
+    assert any(
+        word in (LINEAR, "relative", "alibi") for word in (*model.config.layer_types, model.config.position_type)
+    )
 
 
 def test_a_text_beyond_the_learned_positions_is_refused_with_the_way_out():

@@ -5,13 +5,15 @@ import os
 import subprocess
 import sys
 
-import fratrie
 import pytest
 import transformers
 from combinations import CONFIGS, HEADS, SIBLINGS, Case, case_of, cases
 
+import fratrie
+
 HEAVY = (
-    "datasets", "sklearn", "matplotlib", "evaluate", "tensorboard", "pandas", "pyarrow", "scipy", "accelerate.commands",
+    "datasets", "sklearn", "matplotlib", "evaluate", "tensorboard", "pandas", "pyarrow", "scipy",
+    "accelerate.commands",
     "transformers.trainer", "transformers.models.bert.modeling_bert", "torch._inductor",
 )  # fmt: skip
 
@@ -34,7 +36,11 @@ print(json.dumps({
 @pytest.fixture(scope="module")
 def imported() -> dict[str, list[str]]:
     """What a fresh process without network sees of the package."""
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
+    environment = os.environ | {
+        "HF_HUB_OFFLINE": "1",
+        "http_proxy": "http://127.0.0.1:9",
+        "https_proxy": "http://127.0.0.1:9",
+    }
     result = subprocess.run(
         [sys.executable, "-W", "error::FutureWarning", "-c", SCRIPT],
         capture_output=True, text=True, timeout=300, env=environment,

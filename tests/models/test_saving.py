@@ -290,9 +290,7 @@ def test_heads_load_bare_models_and_bare_models_load_heads(sibling: str, head: s
 def test_a_tied_head_takes_the_embedding_of_a_bare_model(tmp_path):
     for sibling in (DECODER, SEQ2SEQ):
         case_of(sibling).build("base").save_pretrained(tmp_path / sibling)
-        model, info = HEADS[sibling]["language_model"][0].from_pretrained(
-            tmp_path / sibling, output_loading_info=True
-        )
+        model, info = HEADS[sibling]["language_model"][0].from_pretrained(tmp_path / sibling, output_loading_info=True)
         assert not any(info.values()), info
         assert model.lm_head.weight is model.get_input_embeddings().weight
 
@@ -377,7 +375,7 @@ def test_a_wrong_folder_is_named_in_the_error(tmp_path):
         with pytest.raises((OSError, ValueError), match=str(tmp_path)):
             auto.from_pretrained(tmp_path)
     case_of(DECODER).config().save_pretrained(tmp_path)
-    with pytest.raises(OSError, match="model.safetensors"):
+    with pytest.raises(OSError, match=r"model\.safetensors"):
         AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
@@ -392,7 +390,7 @@ def test_a_saved_configuration_with_an_unknown_field_is_refused(tmp_path):
     config.save_pretrained(tmp_path)
     saved = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(saved | {"hidden_sise": 3}))
-    with pytest.raises(ValueError, match="hidden_sise.*hidden_size"):
+    with pytest.raises(ValueError, match=r"hidden_sise.*hidden_size"):
         AutoConfig.from_pretrained(tmp_path)
 
 

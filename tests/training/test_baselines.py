@@ -36,7 +36,7 @@ def test_baselines_learn_what_words_tell():
     for result in scores.values():
         assert result["f1"] == {"m": 1.0, "p": 1.0, "+": 1.0}
         assert result["samples"] == 20
-        assert set(result["parameters"]) == {"C", "class_weight"}
+        assert result["C"] > 0
         assert 0.9 < result["cross_validated_macro_f1"] <= 1.0
 
 

@@ -47,7 +47,7 @@ def launched(folder, *launcher, **changes):
 def forked(folder, number, environment=None, **changes):
     """Run as `number` processes that find one another; gives the worst exit code, errors and report."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fratrie.training.loop", "transformers.models.bert.modeling_bert"])
+    context.set_forkserver_preload(["fratrie.training.loop", "fratrie.modeling.encoder"])
     shared = {"WORLD_SIZE": str(number), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     names = [folder.with_name(f"{folder.name}.{rank}.err") for rank in range(number)]
     children = []
@@ -76,13 +76,20 @@ def column(report, name):
     return [record[name] for record in report["history"] if name in record]
 
 
-@pytest.mark.slow
-def test_two_processes_equal_one(tmp_path):
+@pytest.mark.parametrize(
+    "how", [pytest.param("launched", marks=pytest.mark.slow), "ignoring num_items_in_batch", "sharded"]
+)
+def test_two_processes_equal_one(tmp_path, how):
     """Same loss, gradients, evaluation and predictions, with dropout and random masks, where rows are left over."""
-    code, errors, single = forked(tmp_path / "one", 1, gradient_accumulation_steps=4)
+    bert = how.startswith("ignoring")
+    code, errors, single = forked(tmp_path / "one", 1, gradient_accumulation_steps=4, bert=bert)
     assert code == 0, errors
-    started = ["--config_file", str(CONFIG), "--main_process_port", free_port()]
-    code, errors, double = launched(tmp_path / "two", *started, gradient_accumulation_steps=2)
+    two, options = tmp_path / "two", {"gradient_accumulation_steps": 2, "bert": bert}
+    if how == "launched":
+        started = ["--config_file", str(CONFIG), "--main_process_port", free_port()]
+        code, errors, double = launched(two, *started, **options)
+    else:
+        code, errors, double = forked(two, 2, sharded=how == "sharded", **options)
     assert code == 0, errors
     assert len(column(single, "loss")) == 6 and len(column(single, "eval_loss")) == 3
     for name in ("loss", "grad_norm", "eval_loss"):
@@ -92,13 +99,15 @@ def test_two_processes_equal_one(tmp_path):
     assert torch.allclose(torch.tensor(double["logits"]), torch.tensor(single["logits"]), atol=1e-6)
 
 
-def test_two_processes_resume(tmp_path):
+@pytest.mark.parametrize("sharded", [False, True])
+def test_two_processes_resume(tmp_path, sharded):
     folder = tmp_path / "run"
-    code, errors, unbroken = forked(folder, 2, save_steps=2, save_total_limit=9)
+    code, errors, unbroken = forked(folder, 2, save_steps=2, save_total_limit=9, sharded=sharded)
     assert code == 0, errors
     for step in (10, 12):
         (folder / f"checkpoint-{step}").rename(tmp_path / f"checkpoint-{step}")
-    code, errors, resumed = forked(folder, 2, save_steps=2, save_total_limit=9, resume_from_checkpoint="last")
+    changes = {"save_steps": 2, "save_total_limit": 9, "resume_from_checkpoint": "last"}
+    code, errors, resumed = forked(folder, 2, sharded=sharded, **changes)
     assert code == 0, errors
     assert len(column(resumed, "loss")) == 12
     assert column(resumed, "loss") == column(unbroken, "loss")
@@ -118,6 +127,7 @@ def test_all_processes_stop_at_a_loss_that_is_not_finite(tmp_path):
     assert errors.count("error: step 1: the loss is nan") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="with GPUs these launches are right")
 def test_launches_that_would_go_wrong_silently(tmp_path):
     code, errors, report = launched(tmp_path / "one", "--cpu", "--num_processes", "2")

@@ -274,6 +274,19 @@ def test_weights_alone_do_not_resume(tmp_path):
     assert losses(result)[8:] != losses(reference)[8:]
 
 
+def test_damaged_weights_do_not_resume(tmp_path):
+    run(tmp_path, max_steps=2, save_steps=1)
+    weights = tmp_path / "checkpoint-2" / "model.safetensors"
+    kept = load_file(weights)
+    kept.pop("bert.embeddings.LayerNorm.weight")
+    checkpoint.save_file(kept, weights, {"format": "pt"})
+    with pytest.raises(ValueError, match=r"checkpoint-2 lack \['bert.embeddings.LayerNorm.weight'\]"):
+        run(tmp_path, max_steps=2, save_steps=1, resume_from_checkpoint="last")
+    weights.write_bytes(b"\x80\x04")
+    with pytest.raises(ValueError, match="do not fit the model"):
+        run(tmp_path, max_steps=2, save_steps=1, resume_from_checkpoint="last")
+
+
 def test_evaluation_does_not_change_training(tmp_path):
     plain, _ = run(tmp_path / "plain")
     evaluated, _ = run(tmp_path / "evaluated", evaluate=killed_at(0), eval_strategy="steps", eval_steps=1)

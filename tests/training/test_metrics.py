@@ -116,7 +116,7 @@ def test_thresholds_belong_to_their_labels():
         decide([[0.4, 0.6]], [0.1, 0.2, 0.3])
 
 
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(indicator_pairs(), st.integers(0, 2**31))
 def test_tuned_thresholds_beat_every_other_threshold(pair, seed):
     _, truth = pair

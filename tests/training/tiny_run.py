@@ -5,10 +5,13 @@ import sys
 from pathlib import Path
 
 import torch
-from accelerate.utils import gather_object
+from accelerate import Accelerator, PartialState
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, gather_object
 from datasets import Dataset, IterableDataset
 from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
 
+from fratrie import FratrieEncoderConfig, FratrieEncoderForMaskedLM, FratrieEncoderForSequenceClassification
+from fratrie.training import launch
 from fratrie.training.cli import run
 from fratrie.training.evaluation import evaluate_loss, predict
 from fratrie.training.loop import TrainingOptions, create_accelerator, train
@@ -39,10 +42,23 @@ def labelled(rows):
     return {**batch, "labels": torch.tensor([sum(row["input_ids"]) % 2 for row in rows])}
 
 
-def tiny(model_class):
+def tiny(fratrie_model, bert_model, bert):
     torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
-    return model_class(BertConfig(vocab_size=VOCAB, max_position_embeddings=16, **sizes))
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    sizes |= {"vocab_size": VOCAB, "max_position_embeddings": 16, "pad_token_id": 0}
+    return (
+        bert_model(BertConfig(**sizes)) if bert else fratrie_model(FratrieEncoderConfig(hidden_dropout=0.1, **sizes))
+    )
+
+
+def pretend_gpus():
+    """Let Accelerate shard by FSDP2, which it does for GPUs only, over CPU processes."""
+    PartialState(cpu=True)
+    PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, auto_wrap_policy="transformer_based_wrap", cpu_ram_efficient_loading=False
+    )
+    launch.Accelerator = lambda cpu, **options: Accelerator(fsdp_plugin=plugin, **options)
 
 
 def stream():
@@ -52,6 +68,9 @@ def stream():
 def main():
     given = json.loads(sys.argv[1])
     use_stream, poison = given.pop("stream", False), given.pop("poison_process", None)
+    bert = given.pop("bert", False)
+    if given.pop("sharded", False):
+        pretend_gpus()
     options = TrainingOptions(
         learning_rate=1e-2,
         logging_steps=1,
@@ -69,7 +88,7 @@ def main():
 
     def collator(batch):
         if poison == accelerator.process_index:
-            model.bert.embeddings.LayerNorm.weight.data[0] = float("nan")
+            next(model.parameters()).data.fill_(float("nan"))
         return masked(batch)
 
     seen = []
@@ -78,12 +97,11 @@ def main():
         seen.extend(row["number"] for row in batch)
         return collator(batch)
 
-    model = tiny(BertForMaskedLM)
+    model = tiny(FratrieEncoderForMaskedLM, BertForMaskedLM, bert)
     data = stream() if use_stream else rows
     result = train(model, options, accelerator, data, counted, evaluate=evaluate)
-    logits, labels = predict(
-        tiny(BertForSequenceClassification).to(accelerator.device), accelerator, rows, labelled, 4
-    )
+    classifier = tiny(FratrieEncoderForSequenceClassification, BertForSequenceClassification, bert)
+    logits, labels = predict(classifier.to(accelerator.device), accelerator, rows, labelled, 4)
     report = {"history": result.history, "logits": logits.tolist(), "labels": labels.tolist(), "seen": seen}
     reports = gather_object([report])
     accelerator.end_training()

@@ -1,0 +1,51 @@
+import pytest
+from accelerate.state import AcceleratorState, GradientState
+
+from fratrie.training.launch import create_accelerator
+from fratrie.training.options import TrainingOptions
+
+
+@pytest.fixture(autouse=True)
+def fresh_accelerate():
+    AcceleratorState._reset_state(True)
+    GradientState._reset_state()
+    yield
+    AcceleratorState._reset_state(True)
+    GradientState._reset_state()
+
+
+def open_run(folder, **changes):
+    return create_accelerator(TrainingOptions(str(folder), report_to="none", **changes))
+
+
+def test_opens_one_process_and_the_folder(tmp_path):
+    accelerator = open_run(tmp_path / "new" / "run", mixed_precision="bf16")
+    assert (accelerator.num_processes, accelerator.mixed_precision) == (1, "bf16")
+    assert (tmp_path / "new" / "run").is_dir()
+
+
+def test_launcher_cannot_divide_the_loss(tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
+    assert open_run(tmp_path).gradient_accumulation_steps == 1
+
+
+def test_fp16_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
+    with pytest.raises(ValueError, match="'fp16' is not supported"):
+        open_run(tmp_path)
+
+
+def test_processes_that_the_launcher_dropped(tmp_path, monkeypatch):
+    """What `accelerate launch --cpu --num_processes 2` leaves in the environment."""
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    with pytest.raises(ValueError, match="would train alone"):
+        open_run(tmp_path)
+
+
+def test_folder_that_cannot_be(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        open_run(tmp_path / "file")
+    with pytest.raises(OSError, match="file"):
+        open_run(tmp_path / "file" / "below")

@@ -1,0 +1,50 @@
+import pytest
+from transformers import HfArgumentParser
+
+from fratrie.training.options import TrainingOptions
+
+
+def parse(*arguments):
+    return HfArgumentParser(TrainingOptions).parse_args_into_dataclasses(["--output_dir", "x", *arguments])[0]
+
+
+def test_every_option_is_explained_and_parsed():
+    parser = HfArgumentParser(TrainingOptions)
+    assert all(action.help for action in parser._actions)
+    options = parse(
+        "--mixed_precision", "bf16", "--max_steps", "7", "--greater_is_better", "false", "--warmup_steps", "5"
+    )
+    assert (options.mixed_precision, options.max_steps, options.greater_is_better) == ("bf16", 7, False)
+    assert parse().mixed_precision is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps=0"),
+        ({"per_device_train_batch_size": -1}, "per_device_train_batch_size=-1"),
+        ({"num_train_epochs": 0}, "num_train_epochs=0"),
+        ({"learning_rate": -1.0}, "learning_rate=-1.0"),
+        ({"learning_rate": float("nan")}, "learning_rate=nan"),
+        ({"early_stopping_patience": 2}, "needs metric_for_best_model"),
+        ({"metric_for_best_model": "f1", "eval_strategy": "no"}, "needs an eval_strategy"),
+    ],
+)
+def test_impossible_options(changes, named):
+    with pytest.raises(ValueError, match=named):
+        TrainingOptions("x", **changes)
+
+
+@pytest.mark.parametrize(
+    ("metric", "given", "greater"),
+    [
+        ("eval_loss", None, False),
+        ("eval_perplexity", None, False),
+        ("eval_macro_f1", None, True),
+        ("eval_loss", True, True),
+        ("f1", False, False),
+    ],
+)
+def test_direction_of_a_metric(metric, given, greater):
+    options = TrainingOptions("x", metric_for_best_model=metric, greater_is_better=given)
+    assert options.better_is_greater() is greater
