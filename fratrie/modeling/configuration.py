@@ -354,9 +354,17 @@ class FratrieConfig(PreTrainedConfig):
         )
 
 
-def reject_unknown_fields(config: PreTrainedConfig, given: dict[str, Any]) -> None:
-    """Raise a `ValueError` that names the unknown fields of `given` and the closest known ones."""
-    known = [field.name for field in fields(config)]
+def reject_unknown_fields(
+    config: PreTrainedConfig, given: dict[str, Any], shared: frozenset[str] = frozenset()
+) -> None:
+    """Raise a `ValueError` that names the unknown fields of `given` and the closest known ones.
+
+    Args:
+        config: whose fields are known.
+        given: the fields to check.
+        shared: further names to suggest.
+    """
+    known = [*(field.name for field in fields(config)), *shared]
     unknown = [name for name in given if not name.startswith("_") and name not in _LIBRARY_FIELDS]
     if not unknown:
         return
@@ -457,7 +465,7 @@ class FratrieSeq2SeqConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         shared = {name: kwargs.pop(name) for name in list(kwargs) if name in _STACK_FIELDS}
-        reject_unknown_fields(self, kwargs)
+        reject_unknown_fields(self, kwargs, _STACK_FIELDS)
         top = {name: getattr(self, name) for name in ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")}
         layout = {
             "position_type": "sinusoidal",

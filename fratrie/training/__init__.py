@@ -1,0 +1,1 @@
+"""What the training scripts share: loop, checkpoints, corpora, collators, schedules, metrics, model cards."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import random
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
@@ -206,9 +207,11 @@ class StreamBatches:
 
     def _open_pass(self) -> StatefulDataLoader:
         self.dataset.set_epoch(self.epoch)
-        return StatefulDataLoader(
-            self.dataset, self.shape.micro_batch_size, collate_fn=_unchanged, num_workers=self.num_workers
-        )
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="'set_vital'")  # torchdata 0.11 with a newer torch
+            return StatefulDataLoader(
+                self.dataset, self.shape.micro_batch_size, collate_fn=_unchanged, num_workers=self.num_workers
+            )
 
     def _everywhere(self, batches: list[list[dict[str, Any]]]) -> bool:
         """Whether every process has all rows of the step."""

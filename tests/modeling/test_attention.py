@@ -280,7 +280,11 @@ def test_an_encoder_text_of_padding_alone_gives_zeros(implementation):
     assert not gradient[0].any() and gradient[1].any() and gradient.isfinite().all()
 
 
-@pytest.mark.parametrize("kinds", [["full_attention"] * 2, ["sliding_attention", "linear_attention"]], ids=str)
+@pytest.mark.parametrize(
+    "kinds",
+    [["full_attention"] * 2, ["sliding_attention", "linear_attention"], ["linear_attention"] * 2],
+    ids=str,
+)
 def test_cached_cross_attention_equals_uncached(kinds):
     """The encoder's states are projected once, and kept whole also where the decoder's own layers forget."""
     fields = {"sliding_window": 2} if "sliding_attention" in kinds else {}

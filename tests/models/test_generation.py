@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from combinations import (
     DECODER,
     LINEAR,
@@ -59,8 +60,20 @@ def check_greedy(model: Any, inputs: dict[str, torch.Tensor], outputs: Any) -> N
     assert torch.equal(texts[:, start:], logits.argmax(-1))
 
 
+@pytest.fixture
+def no_warnings(caplog):
+    """Fails a test in which Python or transformers warns."""
+    transformers.utils.logging.enable_propagation()
+    caplog.set_level(logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+    transformers.utils.logging.disable_propagation()
+    assert not caplog.records
+
+
 @generating_case
-def test_greedy_generation_equals_decoding_without_a_cache(case: Case):
+def test_greedy_generation_equals_decoding_without_a_cache_and_warns_of_nothing(case: Case, no_warnings):
     model = case.build()
     inputs = prompts((6, 4))
     outputs = generate(model, inputs, output_logits=True, return_dict_in_generate=True)
@@ -149,7 +162,7 @@ def test_as_many_beams_as_tokens_find_the_likeliest_pair(case: Case):
     assert outputs.sequences[0, -2:].tolist() == [int(place) // len(vocabulary), int(place) % len(vocabulary)]
 
 
-@generating_case
+@pytest.mark.parametrize("case", cases(DECODER, SEQ2SEQ, names=("default", "all_mixers", "mixtral")), ids=str)
 def test_sampling_is_seeded_and_returns_several_texts(case: Case):
     model = case.build()
 
@@ -393,16 +406,21 @@ def generate_batch(model: Any, texts: list[list[int]]) -> list[Any]:
     return list(outputs.values())
 
 
-CONTINUOUS = ("default", "llama", "sliding_full", "mixtral")
+CONTINUOUS = ("llama-sdpa", "sliding_full-sdpa", "mixtral-sdpa", "sliding_full-eager")
 
 
-@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize(
-    "case",
+    ("case", "implementation"),
     [
-        pytest.param(case, id=str(case), marks=() if case.name in CONTINUOUS else pytest.mark.slow)
+        pytest.param(
+            case,
+            implementation,
+            id=f"{case}-{implementation}",
+            marks=() if f"{case.name}-{implementation}" in CONTINUOUS else pytest.mark.slow,
+        )
         for case in cases(DECODER)
         if served(case.config())
+        for implementation in ("sdpa", "eager")
     ],
 )
 def test_continuous_batching_equals_generate(case: Case, implementation: str):
@@ -439,22 +457,6 @@ def test_texts_beyond_the_trained_length_go_on_where_positions_allow(case: Case)
     model = case.build()
     inputs = {"input_ids": documents((45,))[0][None]}
     check_greedy(model, inputs, generate(model, inputs, output_logits=True, return_dict_in_generate=True))
-
-
-@generating_case
-def test_generation_warns_of_nothing(case: Case, caplog):
-    import transformers
-
-    model = case.build()
-    transformers.utils.logging.enable_propagation()
-    caplog.set_level(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            generate(model, prompts((6, 3)))
-    finally:
-        transformers.utils.logging.disable_propagation()
-    assert not caplog.records
 
 
 def test_generation_stops_at_the_end_token_and_pads_the_rest():

@@ -1,8 +1,13 @@
+from pathlib import Path
+
 import pytest
+from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.state import AcceleratorState, GradientState
 
 from fratrie.training.launch import create_accelerator
 from fratrie.training.options import TrainingOptions
+
+CONFIGS = Path(__file__).parents[2] / "scripts" / "accelerate"
 
 
 @pytest.fixture(autouse=True)
@@ -49,3 +54,12 @@ def test_folder_that_cannot_be(tmp_path):
         open_run(tmp_path / "file")
     with pytest.raises(OSError, match="file"):
         open_run(tmp_path / "file" / "below")
+
+
+@pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.yaml")), ids=lambda file: file.stem)
+def test_config_files_are_understood_by_accelerate(file):
+    config = load_config_from_file(str(file))
+    assert config.mixed_precision in ("no", "bf16")
+    assert config.num_processes == (1 if config.distributed_type == "NO" else 2)
+    if config.distributed_type == "FSDP":
+        assert config.fsdp_config["fsdp_version"] == 2

@@ -84,7 +84,7 @@ def main():
     rows = Dataset.from_list(token_rows())
 
     def evaluate(model, accelerator):
-        return evaluate_loss(model, accelerator, rows, masked, batch_size=4)
+        return evaluate_loss(model, accelerator, rows, masked, batch_size=5)
 
     def collator(batch):
         if poison == accelerator.process_index:
@@ -101,7 +101,7 @@ def main():
     data = stream() if use_stream else rows
     result = train(model, options, accelerator, data, counted, evaluate=evaluate)
     classifier = tiny(FratrieEncoderForSequenceClassification, BertForSequenceClassification, bert)
-    logits, labels = predict(classifier.to(accelerator.device), accelerator, rows, labelled, 4)
+    logits, labels = predict(classifier.to(accelerator.device), accelerator, rows, labelled, 5)
     report = {"history": result.history, "logits": logits.tolist(), "labels": labels.tolist(), "seen": seen}
     reports = gather_object([report])
     accelerator.end_training()
