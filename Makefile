@@ -17,7 +17,7 @@ demo: install
 	$(BIN)/python scripts/demo.py --output_dir runs/demo
 
 test: install
-	$(BIN)/python -m pytest -q --durations=15
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses=2 --dist=loadfile --durations=15
 
 lint: install
 	$(BIN)/ruff check .

@@ -13,7 +13,6 @@ from combinations import (
     HEADS,
     LENGTHS,
     LINEAR,
-    OUTPUT_LENGTHS,
     SEQ2SEQ,
     SIBLINGS,
     Case,
@@ -23,7 +22,6 @@ from combinations import (
     layer_types,
     markdown_table,
     output_mask,
-    pad,
     padded_inputs,
     stack_configs,
     training_inputs,
@@ -135,6 +133,20 @@ def test_eager_equals_sdpa_forward_and_backward(case: Case):
     for (name, parameter), other in pairs:
         if not name.endswith("k_proj.bias"):
             close(parameter.grad, other.grad, 1e-4)
+
+
+@pytest.mark.parametrize("case", cases(names=("padding_kept", "sliding_alibi", "t5", "all_mixers")), ids=str)
+@torch.no_grad()
+def test_eager_equals_sdpa_where_a_query_sees_no_key(case: Case):
+    """Before left padding ends there is nothing to see: such rows are zero in every implementation."""
+    inputs = padded_inputs(case.sibling, "left")
+    inputs["attention_mask"][2] = 0
+    kwargs = {} if case.sibling == ENCODER else {"use_cache": True}
+    eager, sdpa = (
+        case.build(attn_implementation=name, unpad_inputs=False)(**inputs, **kwargs).logits
+        for name in ("eager", "sdpa")
+    )
+    close(eager, sdpa)
 
 
 @every_case
@@ -494,19 +506,24 @@ def test_sparse_prediction_scores_only_the_masked_rows_in_training_at_the_same_l
 
 
 @torch.no_grad()
-def test_an_encoder_decoder_takes_the_encoders_output_and_makes_decoder_inputs_of_labels():
+def test_an_encoder_decoder_takes_the_encoders_output():
     model = case_of(SEQ2SEQ).build()
-    inputs = training_inputs(SEQ2SEQ)
+    inputs = padded_inputs(SEQ2SEQ)
     expected = model(**inputs)
     encoded = model.get_encoder()(inputs["input_ids"], inputs["attention_mask"])
     rest = {name: x for name, x in inputs.items() if name != "input_ids"}
     for form in (encoded, (encoded.last_hidden_state,)):
         close(model(encoder_outputs=form, **rest).logits, expected.logits)
-    shifted, _ = pad([torch.cat([torch.tensor([0]), row[:-1]]) for row in documents(OUTPUT_LENGTHS, 2)])
-    assert torch.equal(
-        model.prepare_decoder_input_ids_from_labels(inputs["labels"])[inputs["decoder_attention_mask"] == 1],
-        shifted[inputs["decoder_attention_mask"] == 1],
-    )
+
+
+@torch.no_grad()
+def test_decoder_inputs_are_the_labels_behind_the_start_token():
+    model = case_of(SEQ2SEQ).build(decoder_start_token_id=4)
+    labels = torch.tensor([[11, 12, 13], [21, -100, -100]])
+    shifted = torch.tensor([[4, 11, 12], [4, 21, 0]])
+    assert torch.equal(model.prepare_decoder_input_ids_from_labels(labels), shifted)
+    ids = documents()[0][None].expand(2, -1)
+    close(model(ids, labels=labels).logits, model(ids, decoder_input_ids=shifted).logits)
 
 
 def test_decoder_inputs_from_labels_need_a_start_token():

@@ -216,6 +216,20 @@ def test_positions_stay_precise_in_a_half_precision_checkpoint(sibling: str, nam
         assert buffer.dtype == torch.float32, buffer_name
 
 
+@pytest.mark.parametrize("name", ["rotary_scaled", "llama"])
+@pytest.mark.parametrize("sibling", [ENCODER, DECODER])
+@torch.no_grad()
+def test_distant_rotary_positions_are_told_apart_in_half_precision(sibling: str, name: str, tmp_path):
+    """Frequencies rounded to bfloat16 are wrong by radians a thousand tokens on."""
+    case_of(sibling, name).build().to(torch.bfloat16).save_pretrained(tmp_path)
+    model_class = HEADS[sibling]["language_model"][0]
+    ids = padded_inputs(sibling)["input_ids"][:1, :4]
+    positions = torch.tensor([[0, 700, 1400, 2100]])
+    expected = load(model_class, tmp_path, dtype=torch.float32)(ids, position_ids=positions).logits
+    error = load(model_class, tmp_path)(ids, position_ids=positions).logits.float() - expected
+    assert error.abs().mean() < 0.03 * expected.std()
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_nothing_is_left_uninitialised_when_weights_are_missing(case: Case, monkeypatch):
     """From a checkpoint without a single one of the model's weights, all are initialised as in a new model."""
