@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from huggingface_hub.dataclasses import strict
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.activations import ACT2FN
-from transformers.modeling_rope_utils import RopeParameters
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, RopeParameters
 
 from .mixers import MIXERS
 
@@ -223,6 +223,7 @@ class FratrieConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
         if not rotary:  # Hugging Face fills in a default wherever the field exists.
             self.rope_parameters = None
+        self.validate_architecture()  # here, since what `strict` raises is no ValueError
 
     def validate_architecture(self) -> None:
         """Refuse contradictory fields; called at construction and before saving.
@@ -255,6 +256,7 @@ class FratrieConfig(PreTrainedConfig):
                      "classifier_dropout"):  # fmt: skip
             value = getattr(self, name)
             self._require(0 <= value < 1, f"{name}={value} must lie in [0, 1).")
+        self._require(self.initializer_range >= 0, f"initializer_range={self.initializer_range} must not be negative.")
         self._require(self.norm_eps > 0, f"norm_eps={self.norm_eps} must be positive.")
         for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
             ids = getattr(self, name)
@@ -276,6 +278,8 @@ class FratrieConfig(PreTrainedConfig):
                 "rope_type" in (self.rope_parameters or {}),
                 f"rope_parameters={self.rope_parameters} differ by layer type, which is not supported: give one set.",
             )
+            rope_type, known = (self.rope_parameters or {}).get("rope_type"), ["default", *ROPE_INIT_FUNCTIONS]
+            self._require(rope_type in known, f"rope_type={rope_type!r} is unknown: use {', '.join(known)}.")
         if self.position_type == "relative":
             directions = 1 if self.is_causal_stack else 2
             exact = self.relative_num_buckets // directions // 2
@@ -287,6 +291,12 @@ class FratrieConfig(PreTrainedConfig):
             )
 
     def _validate_mixers(self) -> None:
+        for name in ("layer_types", "mlp_layer_types"):
+            self._require(
+                len(getattr(self, name)) == self.num_hidden_layers,
+                f"{name} has {len(getattr(self, name))} entries for num_hidden_layers={self.num_hidden_layers}: give "
+                "one a layer.",
+            )
         known = ", ".join(sorted(MIXERS))
         for index, layer_type in enumerate(self.layer_types or []):
             self._require(layer_type in MIXERS, f"layer_types[{index}]={layer_type!r} is unknown: use {known}.")
@@ -317,6 +327,16 @@ class FratrieConfig(PreTrainedConfig):
             close = difflib.get_close_matches(activation, ACT2FN, n=3)
             hint = f": did you mean {', '.join(close)}?" if close else f": choose from {', '.join(sorted(ACT2FN))}."
             self._require(activation in ACT2FN, f"{name}={activation!r} is unknown{hint}")
+        for index, kind in enumerate(self.mlp_layer_types or []):
+            self._require(
+                kind in ("dense", "sparse"), f"mlp_layer_types[{index}]={kind!r} is unknown: use dense, sparse."
+            )
+        for name in ("num_experts", "num_shared_experts"):
+            self._require(getattr(self, name) >= 0, f"{name}={getattr(self, name)} must not be negative.")
+        self._require(
+            self.moe_intermediate_size is None or self.moe_intermediate_size > 0,
+            f"moe_intermediate_size={self.moe_intermediate_size} must be at least 1.",
+        )
         sparse = "sparse" in (self.mlp_layer_types or [])
         self._require(
             not sparse or self.num_experts > 0,
@@ -344,6 +364,10 @@ class FratrieConfig(PreTrainedConfig):
                 f"{name} has {len(values or [])} values for {self.num_labels} labels: give one a label.",
             )
         self._require(
+            all(size > 0 for size in self.classifier_hidden_sizes or []),
+            f"classifier_hidden_sizes={self.classifier_hidden_sizes} must be positive.",
+        )
+        self._require(
             self.pos_weight is None or self.problem_type in (None, "multi_label_classification"),
             f"pos_weight is for multi-label classification, but problem_type={self.problem_type!r}.",
         )
@@ -368,7 +392,7 @@ def reject_unknown_fields(
     unknown = [name for name in given if not name.startswith("_") and name not in _LIBRARY_FIELDS]
     if not unknown:
         return
-    generation = GenerationConfig._get_default_generation_params()
+    generation = vars(GenerationConfig())
     hints = []
     for name in unknown:
         close = difflib.get_close_matches(name, known, n=1)
@@ -441,6 +465,7 @@ class FratrieSeq2SeqConfig(PreTrainedConfig):
         encoder, decoder: configuration of each stack.
         share_embeddings: let encoder and decoder share the input embedding.
         tie_word_embeddings: let the output layer share the decoder's input embedding.
+        use_cache: keep keys, values and states for generation.
         decoder_start_token_id: first token of every output (`pad_token_id` by default).
     """
 
@@ -473,6 +498,11 @@ class FratrieSeq2SeqConfig(PreTrainedConfig):
             "scale_embeddings": True,
             **norm_slots("post"),
         }
+        if shared and all(isinstance(stack, PreTrainedConfig) for stack in (self.encoder, self.decoder)):
+            raise ValueError(
+                f"{', '.join(sorted(shared))} given beside complete configurations of encoder and decoder: set it in "
+                "them, or give them as dicts."
+            )
         for name, own in (("encoder", {}), ("decoder", {"add_cross_attention": True})):
             stack = getattr(self, name)
             if not isinstance(stack, PreTrainedConfig):
@@ -486,6 +516,7 @@ class FratrieSeq2SeqConfig(PreTrainedConfig):
         if self.decoder_start_token_id is None:
             self.decoder_start_token_id = self.pad_token_id
         super().__post_init__(**kwargs)
+        self.validate_architecture()
 
     @property
     def stacks(self) -> tuple[FratrieEncoderConfig, FratrieDecoderConfig]:
@@ -498,6 +529,11 @@ class FratrieSeq2SeqConfig(PreTrainedConfig):
         encoder, decoder = self.stacks
         encoder.validate_architecture()
         decoder.validate_architecture()
+        start = self.decoder_start_token_id
+        if start is not None and not 0 <= start < decoder.vocab_size:
+            raise ValueError(
+                f"decoder_start_token_id={start} lies outside the vocabulary of {decoder.vocab_size} tokens."
+            )
         if not decoder.add_cross_attention:
             raise ValueError("decoder.add_cross_attention=False: the decoder of a seq2seq model attends the encoder.")
         sizes = [(stack.vocab_size, stack.hidden_size) for stack in self.stacks]

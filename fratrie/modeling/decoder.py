@@ -16,9 +16,9 @@ from transformers.utils.generic import can_return_tuple
 
 from .configuration import FratrieDecoderConfig
 from .heads import ClassificationHead, find_real_tokens, pool
-from .losses import next_token_loss, sequence_classification_loss, share_of_batch, token_cross_entropy
+from .losses import sequence_classification_loss, share_of_batch, shift_labels, token_cross_entropy
 from .outputs import FratrieCausalLMOutput, FratrieModelOutput, FratrieSequenceClassifierOutput
-from .packing import Packing
+from .packing import Packing, find_packing
 from .stack import FratriePreTrainedModel, FratrieStack, input_shape
 
 
@@ -63,12 +63,17 @@ class FratrieDecoderModel(FratrieStack):
         """
         shape = input_shape(input_ids, inputs_embeds)
         inputs = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "token_type_ids": None}
-        packing = None if cache is not None else self.find_documents(shape, attention_mask, position_ids, kwargs)
-        use_cache = self._resolve_use_cache(use_cache, packing)
+        packing = None
+        if cache is None:
+            packing = self.find_documents(shape, attention_mask, position_ids, kwargs)
+        elif position_ids is not None and shape[1] > 1 and not isinstance(attention_mask, dict):
+            mask = None if attention_mask is None else attention_mask[..., -shape[1] :]
+            packing = find_packing(shape, mask, position_ids)
+        use_cache = self._resolve_use_cache(True if cache is not None else use_cache, packing)
         if use_cache and cache is None:
             cache = DynamicCache(config=self.config)
             if encoder_hidden_states is not None:
-                cache = EncoderDecoderCache(cache, DynamicCache(config=self.config))
+                cache = EncoderDecoderCache(cache, DynamicCache())
         kwargs["return_dict"] = True
         if encoder_hidden_states is not None:
             packing = self._refuse_packed_rows(packing)
@@ -164,10 +169,9 @@ class FratrieDecoderForCausalLM(FratriePreTrainedModel, GenerationMixin):
         loss = None
         if labels is not None:
             if shifted is None:
-                loss = next_token_loss(logits, labels, position_ids, num_items_in_batch)
-            else:
-                loss = token_cross_entropy(logits, shifted, num_items_in_batch)
-            loss = self.add_router_losses(loss, router, share_of_batch(labels, num_items_in_batch))
+                shifted = shift_labels(labels, position_ids, attention_mask, kwargs.get("cu_seq_lens_q"))
+            loss = token_cross_entropy(logits, shifted, num_items_in_batch)
+            loss = self.add_router_losses(loss, router, share_of_batch(shifted, num_items_in_batch))
         return FratrieCausalLMOutput(
             loss=loss,
             logits=logits,

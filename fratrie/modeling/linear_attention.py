@@ -82,7 +82,8 @@ class LinearAttention(Mixer):
         else:
             sums_BHTW = query_BHTC @ (key_BHTC.transpose(-1, -2) @ value_BHTW)
         # A row without any key is 0 / 0; it shall be zero.
-        normaliser = sums_BHTW[..., -1:].clamp_min(torch.finfo(dtype).tiny)
+        normaliser = sums_BHTW[..., -1:]
+        normaliser = normaliser.masked_fill(normaliser == 0, 1.0)
         return (sums_BHTW[..., :-1] / normaliser).to(query.dtype).transpose(1, 2), None
 
     def _causal(

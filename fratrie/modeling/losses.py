@@ -48,11 +48,21 @@ def next_token_loss(
     return token_cross_entropy(logits, shift_labels(labels, position_ids).to(logits.device), num_items_in_batch)
 
 
-def shift_labels(labels: torch.Tensor, position_ids: torch.Tensor | None = None) -> torch.Tensor:
+def shift_labels(
+    labels: torch.Tensor,
+    position_ids: torch.Tensor | None = None,
+    attention_mask: torch.Tensor | None = None,
+    cu_seq_lens: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Put under each position the label of the next one `(B, T)`, -100 where a document ends."""
+    labels = labels[:, 1:]
     if position_ids is not None:
-        labels = labels.masked_fill(position_ids.expand(labels.shape).to(labels.device) == 0, IGNORED)
-    return nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
+        labels = labels.masked_fill(position_ids.to(labels.device).diff(dim=-1) <= 0, IGNORED)
+    if attention_mask is not None and attention_mask.ndim == 2:
+        labels = labels.masked_fill(attention_mask[:, :-1].to(labels.device) == 0, IGNORED)
+    if cu_seq_lens is not None:
+        labels = labels.index_fill(1, cu_seq_lens[1:-1].to(labels.device).long() - 1, IGNORED)
+    return nn.functional.pad(labels, (0, 1), value=IGNORED)
 
 
 def share_of_batch(labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None) -> torch.Tensor | float:
@@ -66,8 +76,8 @@ def _count(labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None) 
     if num_items_in_batch is None:
         return (labels != IGNORED).sum().clamp_min(1)
     if isinstance(num_items_in_batch, torch.Tensor):
-        return num_items_in_batch.to(labels.device)
-    return num_items_in_batch
+        return num_items_in_batch.to(labels.device).clamp_min(1)
+    return max(num_items_in_batch, 1)
 
 
 def sequence_classification_loss(
@@ -100,9 +110,10 @@ def sequence_classification_loss(
                 f"Labels of shape {tuple(labels.shape)} do not fit one label for each of {logits.shape[0]} sentences: "
                 "for several labels at once set config.problem_type='multi_label_classification'."
             )
-        if int(labels.max()) >= logits.shape[-1]:
+        wrong = labels[(labels != IGNORED) & ((labels < 0) | (labels >= logits.shape[-1]))]
+        if len(wrong):
             raise ValueError(
-                f"Label {int(labels.max())} lies outside the {logits.shape[-1]} labels of the model: set num_labels."
+                f"Label {int(wrong[0])} lies outside the {logits.shape[-1]} labels of the model: set num_labels."
             )
         return token_cross_entropy(logits, labels.long().view(-1), num_items_in_batch)
     if labels.numel() != logits.numel():

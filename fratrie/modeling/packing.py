@@ -86,7 +86,7 @@ class Packing:
             cells = self.cells_N[index_L[mask_L]]
             row, columns = cells[0] // length, cells % length
             size = len(columns)
-            unpacked[row, :, columns[:, None], columns[None, :]] = weights_HLL[:, :size, :size].permute(1, 2, 0)
+            unpacked[row, :, columns[:, None], columns[None, :]] = weights_HLL[:, :size, :size]
         return unpacked
 
 

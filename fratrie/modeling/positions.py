@@ -75,7 +75,7 @@ class FratrieRotaryEmbedding(nn.Module):
         """Return the unscaled inverse frequencies `(R/2,)` and the factor 1."""
         rotated = int(config.head_dim * config.rope_parameters.get("partial_rotary_factor", 1.0))
         exponents = torch.arange(0, rotated, 2, dtype=torch.float32, device=device) / rotated
-        return config.rope_parameters["rope_theta"] ** -exponents, 1.0
+        return 1.0 / config.rope_parameters["rope_theta"] ** exponents, 1.0
 
     @dynamic_rope_update
     @torch.no_grad()

@@ -142,6 +142,8 @@ class FratrieSeq2SeqModel(FratrieSeq2SeqPreTrainedModel):
             )
         elif not isinstance(encoder_outputs, BaseModelOutput):
             encoder_outputs = FratrieModelOutput(last_hidden_state=encoder_outputs[0])
+        if use_cache is None and not self.config.use_cache:
+            use_cache = False
         decoder_outputs = self.decoder(
             input_ids=decoder_input_ids,
             attention_mask=decoder_attention_mask,
@@ -183,6 +185,18 @@ class FratrieSeq2SeqForConditionalGeneration(FratrieSeq2SeqPreTrainedModel, Gene
         """The bare encoder-decoder."""
         return self.model
 
+    def prepare_inputs_for_generation(self, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Add the positions, which no cache of linear attention knows (see Hugging Face's method)."""
+        inputs = super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
+        places = torch.arange(input_ids.shape[1], device=input_ids.device).unsqueeze(0)
+        inputs["decoder_position_ids"] = places[:, -inputs["decoder_input_ids"].shape[1] :]
+        return inputs
+
+    def _supports_default_dynamic_cache(self) -> bool:  # type: ignore[override]
+        # Hugging Face lays out the cross-attention's cache like the decoder's own, but it never holds a linear state:
+        # the decoder makes a better one itself.
+        return "linear_attention" not in (self.config.stacks[1].layer_types or [])
+
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
         """Return the head as tied to the decoder's embedding, besides what the bare model ties."""
         tied = PreTrainedModel.get_expanded_tied_weights_keys(self, all_submodels) if all_submodels else {}
@@ -218,6 +232,8 @@ class FratrieSeq2SeqForConditionalGeneration(FratrieSeq2SeqPreTrainedModel, Gene
         """
         if labels is not None and decoder_input_ids is None and kwargs.get("decoder_inputs_embeds") is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+            up_to_the_last_target = (labels != IGNORED).flip(1).cumsum(1).flip(1) > 0
+            kwargs.setdefault("decoder_attention_mask", up_to_the_last_target.long())
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,

@@ -11,12 +11,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.masking_utils import (
     create_bidirectional_mask,
     create_bidirectional_sliding_window_mask,
     create_causal_mask,
-    create_recurrent_attention_mask,
     create_sliding_window_causal_mask,
 )
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
@@ -36,13 +35,23 @@ from .positions import (
     SinusoidalPositions,
 )
 
+
+def _padding_mask(
+    config: FratrieConfig, states: torch.Tensor, attention_mask: torch.Tensor | None, **_: Any
+) -> torch.Tensor | None:
+    # Hugging Face's own function takes a single token for real, which lets padding into the state of linear attention.
+    if attention_mask is None or attention_mask.ndim != 2:
+        return None
+    return attention_mask[:, -states.shape[1] :]
+
+
 _MASKS = {
     ("full_attention", True): create_causal_mask,
     ("full_attention", False): create_bidirectional_mask,
     ("sliding_attention", True): create_sliding_window_causal_mask,
     ("sliding_attention", False): create_bidirectional_sliding_window_mask,
-    ("linear_attention", True): create_recurrent_attention_mask,
-    ("linear_attention", False): create_recurrent_attention_mask,
+    ("linear_attention", True): _padding_mask,
+    ("linear_attention", False): _padding_mask,
 }
 
 
@@ -86,9 +95,10 @@ class FratriePreTrainedModel(PreTrainedModel):
         return super()._flash_attn_can_dispatch(*args, **kwargs)
 
     def _grouped_mm_can_dispatch(self) -> bool:
-        sizes = [module.intermediate_dim for module in self.modules() if isinstance(module, _Experts)]
-        sizes += [self.config.hidden_size] if hasattr(self.config, "hidden_size") else []
-        sizes += [getattr(self.config, "moe_intermediate_size", None) or 0]
+        config = self.config
+        stacks = [config] if hasattr(config, "hidden_size") else [config.encoder, config.decoder]
+        stacks = [stack for stack in stacks if stack.num_experts]
+        sizes = [s for c in stacks for s in (c.hidden_size, c.moe_intermediate_size or c.intermediate_size)]
         if any(size % 8 for size in sizes):
             raise ValueError(
                 f"experts_implementation='grouped_mm' needs sizes that are multiples of 8, not {sizes}: "
@@ -102,7 +112,9 @@ class FratriePreTrainedModel(PreTrainedModel):
         """Return the load-balancing and the z loss over real tokens, `None` without sparse layers."""
         if not router_logits:
             return None, None
-        mask = attention_mask if isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 2 else None
+        mask = None
+        if isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 2:
+            mask = attention_mask[:, -(len(router_logits[0]) // len(attention_mask)) :]  # without the past
         balance = load_balancing_loss(router_logits, self.config.num_experts_per_tok, mask)
         return balance, router_z_loss(router_logits, mask)
 
@@ -319,6 +331,7 @@ def past_length(cache: Cache) -> int | torch.Tensor:
     Raises:
         ValueError: when all layers are linear: their states have no length.
     """
+    cache = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
     try:
         return cache.get_seq_length()
     except ValueError as error:

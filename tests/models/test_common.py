@@ -1,6 +1,7 @@
 """What every model keeps, whatever its configuration: the contract of Hugging Face's own common model tests."""
 
 import copy
+import fnmatch
 from typing import Any
 
 import pytest
@@ -562,3 +563,29 @@ def test_a_ready_mask_of_four_dimensions_equals_the_padding_mask_it_stands_for(c
         ready = ready & torch.ones(9, 9, dtype=torch.bool).tril()
     expected = model(**inputs).logits
     close(model(inputs["input_ids"], attention_mask=ready).logits[mask], expected[mask])
+
+
+@pytest.mark.parametrize(
+    "name", ["default", "llama", "no_positions", "linear", "alibi", "t5", "sliding", "sliding_full"]
+)
+@torch.no_grad()
+def test_a_hole_in_the_mask_means_the_same_with_and_without_padding_taken_out(name: str):
+    inputs = padded_inputs(DECODER)
+    inputs["attention_mask"][0, 3:5] = 0
+    mask = inputs["attention_mask"].bool()
+    encoders = [case_of(ENCODER, name).build(unpad_inputs=unpad)(**inputs).logits for unpad in (True, False)]
+    close(encoders[0][mask], encoders[1][mask])
+    decoder = case_of(DECODER, name).build()
+    decoders = [decoder(**inputs, use_cache=use_cache).logits for use_cache in (False, True)]
+    close(decoders[0][mask], decoders[1][mask])
+
+
+@every_sibling
+def test_what_is_said_about_sharding_names_real_modules(sibling: str):
+    model = case_of(sibling, "mixtral").build("base")
+    classes = {type(module).__name__ for module in model.modules()}
+    assert set(model._no_split_modules) <= classes
+    names = [name for name, _ in model.named_modules()]
+    plans = [getattr(model.config, f"base_model_{kind}_plan", None) for kind in ("tp", "pp", "ep", "fsdp")]
+    for pattern in (pattern for plan in plans for pattern in plan or ()):
+        assert fnmatch.filter(names, pattern), pattern

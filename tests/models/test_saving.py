@@ -324,6 +324,17 @@ def test_a_classifier_with_another_number_of_labels_asks_before_it_drops_the_old
     assert other.classifier.out_proj.out_features == 11
 
 
+@pytest.mark.parametrize("sibling", SIBLINGS)
+@torch.no_grad()
+def test_a_device_map_places_tied_and_untied_weights(sibling: str, tmp_path):
+    inputs = padded_inputs(sibling)
+    for name in ("default", "untied"):
+        model = case_of(sibling, name).build()
+        model.save_pretrained(tmp_path)
+        mapped = load(type(model), tmp_path, device_map="cpu")
+        assert torch.equal(mapped(**inputs).logits, model(**inputs).logits)
+
+
 def test_the_implementations_can_be_chosen_while_loading(tmp_path):
     model = case_of(DECODER, "mixtral").build()
     model.save_pretrained(tmp_path)
