@@ -115,7 +115,8 @@ class SoftmaxAttention(Mixer):
     ) -> None:
         super().__init__(config, layer_idx, is_causal, key_value_size)
         sliding = key_value_size is None and config.layer_types[layer_idx] == "sliding_attention"
-        self.sliding_window = config.sliding_window if sliding else None
+        # Hugging Face's masks reach `sliding_window` to each side of a bidirectional layer, its flash call one less.
+        self.sliding_window = config.sliding_window + (0 if is_causal else 1) if sliding else None
 
     def forward(
         self,

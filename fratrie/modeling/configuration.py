@@ -357,6 +357,11 @@ class FratrieConfig(PreTrainedConfig):
         )
 
     def _validate_head(self) -> None:
+        known = (None, "regression", "single_label_classification", "multi_label_classification")
+        self._require(
+            self.problem_type in known,
+            f"problem_type={self.problem_type!r} is unknown: use {', '.join(map(str, known[1:]))}.",
+        )
         for name in ("pos_weight", "label_thresholds"):
             values = getattr(self, name)
             self._require(

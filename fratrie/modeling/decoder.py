@@ -66,7 +66,7 @@ class FratrieDecoderModel(FratrieStack):
         packing = None
         if cache is None:
             packing = self.find_documents(shape, attention_mask, position_ids, kwargs)
-        elif position_ids is not None and shape[1] > 1 and not isinstance(attention_mask, dict):
+        elif position_ids is not None and shape[1] > 1 and not self._masks_are_ready(attention_mask):
             mask = None if attention_mask is None else attention_mask[..., -shape[1] :]
             packing = find_packing(shape, mask, position_ids)
         use_cache = self._resolve_use_cache(True if cache is not None else use_cache, packing)
@@ -95,6 +95,10 @@ class FratrieDecoderModel(FratrieStack):
         if use_cache and packed_rows:
             raise ValueError("Packed rows hold several documents, which no cache can continue: set use_cache=False.")
         return self.config.use_cache and not self.training and not packed_rows if use_cache is None else use_cache
+
+    @staticmethod
+    def _masks_are_ready(attention_mask: Any) -> bool:
+        return isinstance(attention_mask, dict) or torch.compiler.is_compiling()
 
     @staticmethod
     def _refuse_packed_rows(packing: Packing | None) -> None:
@@ -162,6 +166,7 @@ class FratrieDecoderForCausalLM(FratriePreTrainedModel, GenerationMixin):
             position_ids=position_ids,
             cache=cache,
             output_router_logits=self.needs_router_logits(labels, output_router_logits),
+            return_dict=True,
             **kwargs,
         )
         logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
@@ -218,6 +223,7 @@ class FratrieDecoderForSequenceClassification(FratriePreTrainedModel):
             cache=cache,
             inputs_embeds=inputs_embeds,
             output_router_logits=self.needs_router_logits(labels, output_router_logits),
+            return_dict=True,
             **kwargs,
         )
         states = outputs.last_hidden_state

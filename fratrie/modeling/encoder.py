@@ -111,6 +111,7 @@ class FratrieEncoderForMaskedLM(FratriePreTrainedModel):
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
             output_router_logits=self.needs_router_logits(labels, output_router_logits),
+            return_dict=True,
             **kwargs,
         )
         states = outputs.last_hidden_state
@@ -178,6 +179,7 @@ class FratrieEncoderForSequenceClassification(FratriePreTrainedModel):
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
             output_router_logits=self.needs_router_logits(labels, output_router_logits),
+            return_dict=True,
             **kwargs,
         )
         states = outputs.last_hidden_state
@@ -242,6 +244,7 @@ class FratrieEncoderForTokenClassification(FratriePreTrainedModel):
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
             output_router_logits=self.needs_router_logits(labels, output_router_logits),
+            return_dict=True,
             **kwargs,
         )
         logits = self.classifier(outputs.last_hidden_state)

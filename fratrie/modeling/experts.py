@@ -131,13 +131,13 @@ def load_balancing_loss(
         top_k: experts a token.
         attention_mask: `(B, T)` with B · T = N; padding does not count.
     """
-    real_N = None if attention_mask is None else attention_mask.flatten().bool()
     losses = []
     for logits_NE in router_logits:
-        probabilities_NE = (logits_NE if real_N is None else logits_NE[real_N]).float().softmax(dim=-1)
+        probabilities_NE = _at_least_float32(logits_NE).softmax(dim=-1)
         choices_NP = probabilities_NE.topk(top_k, dim=-1).indices
-        share_E = nn.functional.one_hot(choices_NP, logits_NE.shape[-1]).float().mean(dim=(0, 1))
-        losses.append(logits_NE.shape[-1] * (share_E * probabilities_NE.mean(dim=0)).sum())
+        chosen_NE = nn.functional.one_hot(choices_NP, logits_NE.shape[-1]).sum(dim=1).to(probabilities_NE.dtype)
+        share_E = _mean_over_tokens(chosen_NE, attention_mask) / top_k
+        losses.append(logits_NE.shape[-1] * (share_E * _mean_over_tokens(probabilities_NE, attention_mask)).sum())
     return torch.stack(losses).mean()
 
 
@@ -146,9 +146,20 @@ def router_z_loss(router_logits: tuple[torch.Tensor, ...], attention_mask: torch
 
     Arguments as for `load_balancing_loss`.
     """
-    real_N = None if attention_mask is None else attention_mask.flatten().bool()
     losses = [
-        (logits_NE if real_N is None else logits_NE[real_N]).float().logsumexp(dim=-1).square().mean()
+        _mean_over_tokens(_at_least_float32(logits_NE).logsumexp(dim=-1).square(), attention_mask)
         for logits_NE in router_logits
     ]
     return torch.stack(losses).mean()
+
+
+def _at_least_float32(logits_NE: torch.Tensor) -> torch.Tensor:
+    return logits_NE.to(torch.promote_types(torch.float32, logits_NE.dtype))
+
+
+def _mean_over_tokens(values_N: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+    """Mean over the first dimension, real tokens alone; weighed, since a compiled graph cannot select them."""
+    if attention_mask is None:
+        return values_N.mean(dim=0)
+    real_N = attention_mask.flatten().to(values_N.dtype)
+    return torch.tensordot(real_N, values_N, dims=1) / real_N.sum().clamp_min(1)

@@ -122,6 +122,8 @@ def sequence_classification_loss(
             f"problem_type={config.problem_type!r}: give each sentence {logits.shape[-1]} numbers."
         )
     targets = labels.view_as(logits).to(logits.dtype)
+    if config.problem_type == "multi_label_classification" and bool(((targets < 0) | (targets > 1)).any()):
+        raise ValueError(f"Labels of problem_type={config.problem_type!r} must lie between 0 and 1, one a label.")
     if config.problem_type == "regression":
         losses = (logits - targets).square()
     else:

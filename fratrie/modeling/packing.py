@@ -113,7 +113,7 @@ def find_packing(
     """
     batch, length = shape
     device = next((x.device for x in (attention_mask, position_ids, cu_seq_lens) if x is not None), None)
-    if device is None or torch.compiler.is_compiling() or (attention_mask is not None and attention_mask.ndim != 2):
+    if device is None or (attention_mask is not None and attention_mask.ndim != 2):
         return None
     cells_N = torch.arange(batch * length, device=device)
     if attention_mask is not None:

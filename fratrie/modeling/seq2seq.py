@@ -14,7 +14,7 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.utils.deprecation import deprecate_kwarg
 from transformers.utils.generic import can_return_tuple
 
-from .configuration import FratrieSeq2SeqConfig
+from .configuration import FratrieConfig, FratrieSeq2SeqConfig
 from .decoder import FratrieDecoderModel
 from .encoder import FratrieEncoderModel
 from .losses import IGNORED, share_of_batch, token_cross_entropy
@@ -32,6 +32,10 @@ class FratrieSeq2SeqPreTrainedModel(FratriePreTrainedModel):
     def stacks(self) -> "FratrieSeq2SeqModel":
         """The bare encoder-decoder."""
         raise NotImplementedError
+
+    def stack_configs(self) -> tuple[FratrieConfig, ...]:
+        """The configurations of encoder and decoder."""
+        return self.config.stacks
 
     def get_encoder(self, modality: str | None = None) -> FratrieEncoderModel:
         """Return the encoder."""
@@ -136,6 +140,7 @@ class FratrieSeq2SeqModel(FratrieSeq2SeqPreTrainedModel):
         Returns:
             `last_hidden_state` `(B, T, D)` of the decoder, `cache`, and what was asked for of both stacks.
         """
+        kwargs["return_dict"] = True
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
                 input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
@@ -232,8 +237,6 @@ class FratrieSeq2SeqForConditionalGeneration(FratrieSeq2SeqPreTrainedModel, Gene
         """
         if labels is not None and decoder_input_ids is None and kwargs.get("decoder_inputs_embeds") is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-            up_to_the_last_target = (labels != IGNORED).flip(1).cumsum(1).flip(1) > 0
-            kwargs.setdefault("decoder_attention_mask", up_to_the_last_target.long())
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -244,13 +247,15 @@ class FratrieSeq2SeqForConditionalGeneration(FratrieSeq2SeqPreTrainedModel, Gene
                 stack.needs_router_logits(labels, output_router_logits)
                 for stack in (self.model.encoder, self.model.decoder)
             ),
+            return_dict=True,
             **kwargs,
         )
         logits = self.lm_head(outputs.last_hidden_state)
         encoder_router = self.model.encoder.router_losses(outputs.encoder_router_logits, attention_mask)
-        decoder_router = self.model.decoder.router_losses(
-            outputs.decoder_router_logits, kwargs.get("decoder_attention_mask")
-        )
+        real_tokens = kwargs.get("decoder_attention_mask")
+        if real_tokens is None and labels is not None:
+            real_tokens = (labels != IGNORED).flip(1).cumsum(1).flip(1) > 0  # up to the last target
+        decoder_router = self.model.decoder.router_losses(outputs.decoder_router_logits, real_tokens)
         loss = None
         if labels is not None:
             loss = token_cross_entropy(logits, labels, num_items_in_batch)

@@ -85,20 +85,37 @@ class FratriePreTrainedModel(PreTrainedModel):
         elif isinstance(module, AlibiPositionBias):
             init.copy_(module.slopes_H, module.compute_slopes())
 
-    def _flash_attn_can_dispatch(self, *args: Any, **kwargs: Any) -> bool:
-        position_type = getattr(self.config, "position_type", None)
-        if position_type in ("relative", "alibi"):
+    def stack_configs(self) -> tuple[FratrieConfig, ...]:
+        """The configuration of each stack of blocks."""
+        return (self.config,)
+
+    def activation_checkpointing_enable(
+        self, activation_checkpointing_kwargs: dict[str, Any] | None = None, *args: Any, **kwargs: Any
+    ) -> None:
+        """Recompute activations in the backward pass (see Hugging Face's method).
+
+        Raises:
+            ValueError: for re-entrant checkpointing of sparse layers: their balancing losses would lose the gradient.
+        """
+        reentrant = (activation_checkpointing_kwargs or {}).get("use_reentrant", False)
+        if reentrant and any(config.num_experts for config in self.stack_configs()):
             raise ValueError(
-                f"position_type={position_type!r} adds a bias to the attention scores, which flash attention cannot: "
-                "use attn_implementation='sdpa', or rotary positions."
+                "use_reentrant=True hides the router from its balancing losses: leave it out, or set it to False."
             )
+        super().activation_checkpointing_enable(activation_checkpointing_kwargs, *args, **kwargs)
+
+    def _flash_attn_can_dispatch(self, *args: Any, **kwargs: Any) -> bool:
+        for config in self.stack_configs():
+            if config.position_type in ("relative", "alibi"):
+                raise ValueError(
+                    f"position_type={config.position_type!r} adds a bias to the attention scores, which "
+                    "flash attention cannot: use attn_implementation='sdpa', or rotary positions."
+                )
         return super()._flash_attn_can_dispatch(*args, **kwargs)
 
     def _grouped_mm_can_dispatch(self) -> bool:
-        config = self.config
-        stacks = [config] if hasattr(config, "hidden_size") else [config.encoder, config.decoder]
-        stacks = [stack for stack in stacks if stack.num_experts]
-        sizes = [s for c in stacks for s in (c.hidden_size, c.moe_intermediate_size or c.intermediate_size)]
+        sparse = [config for config in self.stack_configs() if config.num_experts]
+        sizes = [size for c in sparse for size in (c.hidden_size, c.moe_intermediate_size or c.intermediate_size)]
         if any(size % 8 for size in sizes):
             raise ValueError(
                 f"experts_implementation='grouped_mm' needs sizes that are multiples of 8, not {sizes}: "
@@ -205,6 +222,14 @@ class FratrieStack(FratriePreTrainedModel):
         """
         hints = {name: kwargs.pop(name, None) for name in PACKED_KWARGS}
         if isinstance(attention_mask, dict):
+            return None
+        if torch.compiler.is_compiling():
+            masks_tell = self.config.is_causal_stack and "linear_attention" not in self.layer_types
+            if position_ids is not None and not masks_tell:
+                raise ValueError(
+                    "A compiled graph cannot look for the documents of packed rows, which position_ids may tell of: "
+                    "leave position_ids out, or compile without fullgraph."
+                )
             return None
         packing = find_packing(
             shape,

@@ -24,7 +24,7 @@ from combinations import (
     padded_inputs,
     stack_configs,
 )
-from transformers import AttentionInterface
+from transformers import AttentionInterface, ContinuousBatchingConfig, GenerationConfig
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -80,13 +80,29 @@ class FlashStandIn:
         self.calls.append({
             "module": module, "scaling": scaling, "window": sliding_window, "dropout": dropout, "mask": attention_mask,
         })  # fmt: skip
-        seen = window(module, sliding_window, query.shape[2], key.shape[2])[None, None]
-        if attention_mask is not None:
-            seen = seen & attention_mask[:, None, None, :].bool()
-        key, value = (x.repeat_interleave(module.num_key_value_groups, dim=1) for x in (key, value))
-        scores = (query @ key.transpose(2, 3) * scaling).masked_fill(~seen, -torch.inf)
-        weights = scores.softmax(-1).nan_to_num(0.0)
-        return (weights @ value).transpose(1, 2), None
+        if kwargs.get("cu_seq_lens_q") is None:
+            return attend(module, query * scaling, key, value, attention_mask, sliding_window), None
+        queries, keys = (kwargs[name].diff().tolist() for name in ("cu_seq_lens_q", "cu_seq_lens_k"))
+        parts = zip(query.split(queries, 2), key.split(keys, 2), value.split(keys, 2), strict=True)
+        mixed = [attend(module, q * scaling, k, v, None, sliding_window) for q, k, v in parts]
+        return torch.cat(mixed, dim=1), None
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    sliding_window: int | None,
+) -> torch.Tensor:
+    """Softmax attention of scaled queries, written out."""
+    seen = window(module, sliding_window, query.shape[2], key.shape[2])[None, None]
+    if attention_mask is not None:
+        seen = seen & attention_mask[:, None, None, :].bool()
+    key, value = (x.repeat_interleave(module.num_key_value_groups, dim=1) for x in (key, value))
+    scores = (query @ key.transpose(2, 3)).masked_fill(~seen, -torch.inf)
+    return (scores.softmax(-1).nan_to_num(0.0) @ value).transpose(1, 2)
 
 
 @pytest.fixture
@@ -193,6 +209,24 @@ def test_generation_of_an_encoder_decoder_under_flash_attention_equals_sdpa(case
     settings = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
     expected = model.generate(**inputs, **settings)
     assert torch.equal(use(model, "flash_attention_2").generate(**inputs, **settings), expected)
+    assert flash.calls
+
+
+@pytest.mark.parametrize("case", cases(DECODER, names=("llama", "sliding_full")), ids=str)
+def test_continuous_batching_under_flash_attention_equals_generate(case: Case, flash: FlashStandIn):
+    """There the rows of a batch come packed, with a paged cache and without a mask."""
+    model = case.build()
+    texts = [document.tolist() for document in documents((9, 5, 2), seed=3)]
+    settings = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
+    expected = [model.generate(torch.tensor([text]), **settings)[0, len(text) :].tolist() for text in texts]
+    outputs = use(model, "flash_attention_2").generate_batch(
+        inputs=texts,
+        generation_config=GenerationConfig(**settings, pad_token_id=0),
+        continuous_batching_config=ContinuousBatchingConfig(page_size=16, num_blocks=16, max_batch_tokens=32),
+        warmup=False,
+    )
+    assert [output.error for output in outputs.values()] == [None] * 3
+    assert [output.generated_tokens for output in outputs.values()] == expected
     assert flash.calls
 
 

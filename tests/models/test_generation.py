@@ -392,6 +392,19 @@ def test_an_encoder_decoder_continues_a_given_start():
     assert torch.equal(outputs, expected)
 
 
+@pytest.mark.parametrize("case", cases(SEQ2SEQ, names=("default", "pre_norm", "linear", "sliding_alibi")), ids=str)
+def test_padded_starts_of_the_output_are_continued_as_if_they_were_alone(case: Case):
+    model = case.build()
+    inputs = prompts((9, 9))
+    starts = documents((5, 3), seed=6)
+    ids, mask = pad(starts, "left")
+    together = generate(model, inputs, decoder_input_ids=ids, decoder_attention_mask=mask)
+    for row, start in enumerate(starts):
+        source = {name: x[row : row + 1] for name, x in inputs.items()}
+        alone = generate(model, source, decoder_input_ids=start[None])
+        assert torch.equal(together[row, -NEW:], alone[0, -NEW:])
+
+
 def served(config: Any) -> bool:
     """Whether paged caches can hold what a decoder remembers."""
     return config.position_type not in ("relative", "alibi") and LINEAR not in config.layer_types
