@@ -165,7 +165,7 @@ class SoftmaxAttention(Mixer):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Softmax of the scores times the values, by the configured implementation (see `Mixer.attend`)."""
         if position_bias is not None:
-            position_bias = position_bias.to(query.dtype)
+            position_bias = position_bias.to(query.dtype).expand(len(query), -1, -1, -1)
             if isinstance(attention_mask, torch.Tensor) and attention_mask.dtype == torch.bool:
                 # One additive mask; -inf, not the smallest number, lets fully masked rows be zero.
                 attention_mask = torch.where(attention_mask, position_bias, -torch.inf)

@@ -475,6 +475,11 @@ class FratrieSeq2SeqConfig(PreTrainedConfig):
     """
 
     model_type = "fratrie_seq2seq"
+    base_model_fsdp_plan: ClassVar[dict[Any, str]] = {
+        f"{stack}.{name}": how
+        for stack in ("encoder", "decoder")
+        for name, how in PreTrainedConfig.base_model_fsdp_plan.items()
+    }
     sub_configs_defaults: ClassVar[dict[str, Any]] = {
         "encoder": FratrieEncoderConfig,
         "decoder": FratrieDecoderConfig,

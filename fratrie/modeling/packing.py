@@ -52,6 +52,12 @@ class Packing:
     order_N: torch.Tensor
     has_packed_rows: bool
 
+    @property
+    def has_holes(self) -> bool:
+        """Whether padding lies between the tokens of a row."""
+        same_row = (self.cells_N // self.shape[1]).diff() == 0
+        return bool(((self.cells_N.diff() > 1) & same_row).any())
+
     def pack(self, x_BT: torch.Tensor) -> torch.Tensor:
         """Take the real tokens `(1, N, …)` out of the caller's form `(B, T, …)`."""
         return x_BT.expand(*self.shape, *x_BT.shape[2:]).flatten(0, 1)[self.cells_N].unsqueeze(0)

@@ -238,8 +238,10 @@ class FratrieStack(FratriePreTrainedModel):
             hints["cu_seq_lens_q"],
             one_group=bool(kwargs.get("output_attentions", self.config.output_attentions)),
         )
-        padding_only = packing is not None and not packing.has_packed_rows
-        return None if padding_only and not self.config.unpad_inputs else packing
+        if packing is None or packing.has_packed_rows:
+            return packing
+        # Over a hole, a window or a position bias counts a distance that unpadding would close.
+        return packing if self.config.unpad_inputs and not packing.has_holes else None
 
     def default_positions(
         self, inputs: torch.Tensor, attention_mask: Any, cache: Cache | None = None

@@ -377,9 +377,12 @@ def test_gradients_of_unpadded_and_padded_rows_are_equal(causal):
         close(gradient, gradients[1][name], 1e-9)
 
 
-def test_a_hole_in_a_text_is_closed():
-    """A padding token within a text takes no place: the text reads as if it were not there."""
-    model = build(False, "alibi sliding")
+def test_a_hole_in_a_text_is_closed_where_positions_are_counted():
+    """Positions count real tokens: with rotary ones, the text reads as if a masked token within it were not there.
+
+    A window or a position bias goes by the distance of places, which a hole keeps (tested with the models).
+    """
+    model = build(False, "rotary")
     ids, mask = torch.tensor([[4, 5, 9, 6, 7]]), torch.tensor([[1, 1, 0, 1, 1]])
     close(
         model(ids, attention_mask=mask).last_hidden_state[mask.bool()],

@@ -394,15 +394,18 @@ def test_an_encoder_decoder_continues_a_given_start():
 
 @pytest.mark.parametrize("case", cases(SEQ2SEQ, names=("default", "pre_norm", "linear", "sliding_alibi")), ids=str)
 def test_padded_starts_of_the_output_are_continued_as_if_they_were_alone(case: Case):
-    model = case.build()
+    model = case.build(decoder_start_token_id=4)
     inputs = prompts((9, 9))
-    starts = documents((5, 3), seed=6)
+    starts = [torch.cat([torch.tensor([4]), row]) for row in documents((5, 2), seed=6)]
     ids, mask = pad(starts, "left")
-    together = generate(model, inputs, decoder_input_ids=ids, decoder_attention_mask=mask)
+    scores = {"output_logits": True, "return_dict_in_generate": True}
+    together = generate(model, inputs, decoder_input_ids=ids, decoder_attention_mask=mask, **scores)
     for row, start in enumerate(starts):
         source = {name: x[row : row + 1] for name, x in inputs.items()}
-        alone = generate(model, source, decoder_input_ids=start[None])
-        assert torch.equal(together[row, -NEW:], alone[0, -NEW:])
+        alone = generate(model, source, decoder_input_ids=start[None], **scores)
+        assert torch.equal(together.sequences[row, -NEW:], alone.sequences[0, -NEW:])
+        for one, other in zip(together.logits, alone.logits, strict=True):
+            torch.testing.assert_close(one[row], other[0], rtol=1e-4, atol=1e-4)
 
 
 def served(config: Any) -> bool:
