@@ -30,6 +30,7 @@ from fratrie.training.loop import TrainingOptions, create_accelerator, train
 from fratrie.training.metrics import scores_table
 
 TRAIN_TEXTS = "fratrie/data/family_relations/train.txt"
+WORDS = "je tu il elle nous ma mon mère père sœur frère tante aime vois parle et avec très bien souvent"
 NEW_SENTENCES = [
     "Je m'entends très bien avec ma mère, on rigole tout le temps.",
     "Mon père ne m'appelle jamais et ça me met en colère.",
@@ -50,7 +51,9 @@ def main() -> None:
     """Run the steps one after the other, each timed."""
     (options,) = HfArgumentParser(DemoOptions, description=__doc__).parse_args_into_dataclasses()
     if not Path(TRAIN_TEXTS).is_file():
-        raise ValueError(f"{TRAIN_TEXTS} is not here: start from the root of the repository, `make demo` or as it does")
+        raise ValueError(
+            f"{TRAIN_TEXTS} is not here: start from the root of the repository, `make demo` or as it does"
+        )
     folder = Path(options.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     seconds: dict[str, float] = {}
@@ -83,7 +86,7 @@ def script(name: str, **options: Any) -> None:
     Raises:
         ValueError: when the script fails; it has said why.
     """
-    words = [f"scripts/{name}.py"]
+    words = WORDS.split()
     for key, value in options.items():
         words += [f"--{key}"] if value is True else [f"--{key}", str(value)]
     print("$ python", shlex.join(words), flush=True)
@@ -106,17 +109,28 @@ def pretrain(folder: Path) -> None:
         annotated=True,
         tokenizer=folder / "tokenizer",
         model_type="encoder",
-        config_overrides="hidden_size=128,num_hidden_layers=4,num_attention_heads=4,intermediate_size=256,position_type=alibi",
-        num_train_epochs=2,
-        learning_rate=2e-3,
-        per_device_train_batch_size=64,
+        config_overrides="hidden_size=192,num_hidden_layers=3,num_attention_heads=6,intermediate_size=384,"
+        "position_type=alibi,hidden_dropout=0.1,embedding_dropout=0.1",
+        num_train_epochs=5,
+        learning_rate=2e-4,
+        per_device_train_batch_size=32,
+        overwrite_output_dir=True,
         output_dir=folder / "pretrained",
     )
 
 
 def finetune(folder: Path) -> None:
     """The encoder learns the labels; a tenth of the respondents is watched to choose the best epoch."""
-    script("finetune", model=folder / "pretrained", output_dir=folder / "model")
+    script(
+        "finetune",
+        model=folder / "pretrained",
+        learning_rate=1e-3,
+        num_train_epochs=20,
+        early_stopping_patience=8,
+        per_device_train_batch_size=32,
+        overwrite_output_dir=True,
+        output_dir=folder / "model",
+    )
 
 
 def score_classical() -> dict[str, Any]:
@@ -175,6 +189,7 @@ def write_words(folder: Path) -> None:
         config_overrides="hidden_size=128,num_hidden_layers=2,num_attention_heads=4,intermediate_size=256",
         num_train_epochs=15,
         learning_rate=3e-3,
+        overwrite_output_dir=True,
         output_dir=folder / "decoder",
     )
     write = pipeline("text-generation", model=str(folder / "decoder"))
@@ -184,7 +199,28 @@ def write_words(folder: Path) -> None:
 
 def turn_sentences_round(folder: Path) -> None:
     """A tiny encoder-decoder learns to write the words of a sentence in reverse order."""
-    words = "je tu il elle nous ma mon mère père sœur frère tante aime vois parle et avec très bien souvent".split()
+    words = [
+        "je",
+        "tu",
+        "il",
+        "elle",
+        "nous",
+        "ma",
+        "mon",
+        "mère",
+        "père",
+        "sœur",
+        "frère",
+        "tante",
+        "aime",
+        "vois",
+        "parle",
+        "et",
+        "avec",
+        "très",
+        "bien",
+        "souvent",
+    ]
     draw_sentence = random.Random(0)
     pairs = [" ".join(draw_sentence.choices(words, k=draw_sentence.randint(2, 5))) for _ in range(6000)]
     encoder_side = train_byte_level_bpe(pairs, 350, sibling="seq2seq", num_sentinels=0, show_progress=False)
