@@ -86,7 +86,7 @@ def script(name: str, **options: Any) -> None:
     Raises:
         ValueError: when the script fails; it has said why.
     """
-    words = WORDS.split()
+    words = [f"scripts/{name}.py"]
     for key, value in options.items():
         words += [f"--{key}"] if value is True else [f"--{key}", str(value)]
     print("$ python", shlex.join(words), flush=True)
@@ -199,28 +199,7 @@ def write_words(folder: Path) -> None:
 
 def turn_sentences_round(folder: Path) -> None:
     """A tiny encoder-decoder learns to write the words of a sentence in reverse order."""
-    words = [
-        "je",
-        "tu",
-        "il",
-        "elle",
-        "nous",
-        "ma",
-        "mon",
-        "mère",
-        "père",
-        "sœur",
-        "frère",
-        "tante",
-        "aime",
-        "vois",
-        "parle",
-        "et",
-        "avec",
-        "très",
-        "bien",
-        "souvent",
-    ]
+    words = WORDS.split()
     draw_sentence = random.Random(0)
     pairs = [" ".join(draw_sentence.choices(words, k=draw_sentence.randint(2, 5))) for _ in range(6000)]
     encoder_side = train_byte_level_bpe(pairs, 350, sibling="seq2seq", num_sentinels=0, show_progress=False)

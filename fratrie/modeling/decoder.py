@@ -66,7 +66,7 @@ class FratrieDecoderModel(FratrieStack):
         packing = None
         if cache is None:
             packing = self.find_documents(shape, attention_mask, position_ids, kwargs)
-        elif position_ids is not None and shape[1] > 1 and not self._masks_are_ready(attention_mask):
+        elif isinstance(cache, Cache) and position_ids is not None and self._may_be_packed(shape, attention_mask):
             mask = None if attention_mask is None else attention_mask[..., -shape[1] :]
             packing = find_packing(shape, mask, position_ids)
         use_cache = self._resolve_use_cache(True if cache is not None else use_cache, packing)
@@ -97,8 +97,8 @@ class FratrieDecoderModel(FratrieStack):
         return self.config.use_cache and not self.training and not packed_rows if use_cache is None else use_cache
 
     @staticmethod
-    def _masks_are_ready(attention_mask: Any) -> bool:
-        return isinstance(attention_mask, dict) or torch.compiler.is_compiling()
+    def _may_be_packed(shape: tuple[int, int], attention_mask: Any) -> bool:
+        return shape[1] > 1 and not isinstance(attention_mask, dict) and not torch.compiler.is_compiling()
 
     @staticmethod
     def _refuse_packed_rows(packing: Packing | None) -> None:

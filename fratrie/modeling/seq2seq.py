@@ -193,7 +193,8 @@ class FratrieSeq2SeqForConditionalGeneration(FratrieSeq2SeqPreTrainedModel, Gene
     def prepare_inputs_for_generation(self, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Add the positions, which no cache of linear attention knows (see Hugging Face's method)."""
         inputs = super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
-        places = torch.arange(input_ids.shape[1], device=input_ids.device).unsqueeze(0)
+        mask = kwargs.get("decoder_attention_mask")
+        places = (torch.ones_like(input_ids) if mask is None else mask).long().cumsum(-1).sub(1).clamp_min(0)
         inputs["decoder_position_ids"] = places[:, -inputs["decoder_input_ids"].shape[1] :]
         return inputs
 

@@ -225,10 +225,10 @@ class FratrieStack(FratriePreTrainedModel):
             return None
         if torch.compiler.is_compiling():
             masks_tell = self.config.is_causal_stack and "linear_attention" not in self.layer_types
-            if position_ids is not None and not masks_tell:
+            if hints["cu_seq_lens_q"] is not None or (position_ids is not None and not masks_tell):
                 raise ValueError(
-                    "A compiled graph cannot look for the documents of packed rows, which position_ids may tell of: "
-                    "leave position_ids out, or compile without fullgraph."
+                    "A compiled graph cannot look for the documents of packed rows, which position_ids and cu_seq_lens_q "
+                    "tell of: leave them out, or compile without fullgraph."
                 )
             return None
         packing = find_packing(
