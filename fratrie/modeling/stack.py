@@ -227,8 +227,8 @@ class FratrieStack(FratriePreTrainedModel):
             masks_tell = self.config.is_causal_stack and "linear_attention" not in self.layer_types
             if hints["cu_seq_lens_q"] is not None or (position_ids is not None and not masks_tell):
                 raise ValueError(
-                    "A compiled graph cannot look for the documents of packed rows, which position_ids and cu_seq_lens_q "
-                    "tell of: leave them out, or compile without fullgraph."
+                    "A compiled graph cannot look for the documents of packed rows, of which position_ids and "
+                    "cu_seq_lens_q tell: leave them out, or compile without fullgraph."
                 )
             return None
         packing = find_packing(
