@@ -163,7 +163,7 @@ def draw(methods: Mapping[str, Mapping[str, Any]], path: Path) -> None:
         axes.bar(places, [scores["f1"][label] for label in labels], width, label=f"{name} ({scores['macro_f1']:.2f})")
     axes.set_xticks(range(len(labels)), labels)
     axes.set(xlabel="label", ylabel="F1 on the test part", ylim=(0, 1))
-    axes.legend(loc="lower left", title="macro-F1", fontsize="small")
+    figure.legend(loc="outside lower center", title="macro-F1", ncols=len(methods))
     figure.savefig(path, dpi=120)
     plt.close(figure)
 
