@@ -1,0 +1,117 @@
+"""Our encoder beside Hugging Face's BERT with the same weights: speed on padded batches of sentences, as ratios.
+
+Run it on a quiet machine: `python benchmarks/encoder.py`. Each line is the median over alternating runs of
+Hugging Face's time divided by ours, so that a drift of the machine's speed cancels out.
+"""
+
+import re
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from transformers import BertConfig, BertForMaskedLM, HfArgumentParser
+
+from fratrie import FratrieEncoderConfig, FratrieEncoderForMaskedLM
+
+NAMES = [
+    (r"bert\.embeddings\.word_embeddings", "model.embed_tokens"),
+    (r"bert\.embeddings\.position_embeddings", "model.embed_positions"),
+    (r"bert\.embeddings\.token_type_embeddings", "model.embed_token_types"),
+    (r"bert\.embeddings\.LayerNorm", "model.embedding_norm"),
+    (r"bert\.encoder\.layer\.", "model.layers."),
+    (r"attention\.self\.(.)\w+\.", r"mixer.\1_proj."),
+    (r"attention\.output\.dense", "mixer.o_proj"),
+    (r"attention\.output\.LayerNorm", "mixer_output_norm"),
+    (r"intermediate\.dense", "feed_forward.up_proj"),
+    (r"output\.dense", "feed_forward.down_proj"),
+    (r"(\.\d+)\.output\.LayerNorm", r"\1.feed_forward_output_norm"),
+    (r"cls\.predictions\.transform\.dense", "head_dense"),
+    (r"cls\.predictions\.transform\.LayerNorm", "head_norm"),
+    (r"cls\.predictions\.decoder", "lm_head"),
+    (r"cls\.predictions\.bias", "lm_head.bias"),
+]
+
+
+@dataclass
+class Options:
+    """Size of the models and of the measurement."""
+
+    layers: int = field(default=6, metadata={"help": "Layers."})
+    width: int = field(default=256, metadata={"help": "Hidden size."})
+    vocabulary: int = field(default=8000, metadata={"help": "Tokens."})
+    batch: int = field(default=32, metadata={"help": "Sentences, of 18 tokens in the mean (log-normal, at most 128)."})
+    rounds: int = field(default=10, metadata={"help": "Measured rounds."})
+
+
+def main() -> None:
+    """Build both models with the same weights, check that they agree, and time them by turns."""
+    (options,) = HfArgumentParser(Options, description=__doc__).parse_args_into_dataclasses()
+    torch.manual_seed(0)
+    theirs, ours = same_models(options)
+    batches = [sentences(options) for _ in range(options.rounds + 1)]
+    inputs, mask = (
+        {key: batches[0][key] for key in ("input_ids", "attention_mask")},
+        batches[0]["attention_mask"].bool(),
+    )
+    with torch.no_grad():
+        difference = (theirs.eval()(**inputs).logits - ours.eval()(**inputs).logits)[mask].abs().max()
+    share = 1 - mask.float().mean()
+    print(f"largest difference of a logit {difference:.1e}; padding {share:.0%} of the first batch")
+    print(
+        f"{torch.get_num_threads()} threads, {options.layers} layers of {options.width}, batch {options.batch}, float32"
+    )
+    for name, step in (("forward", forward), ("forward and backward", train_step)):
+        times = [(clock(step, theirs, batch), clock(step, ours, batch)) for batch in batches][1:]
+        ratio = statistics.median(their / our for their, our in times)
+        print(f"{name}: {ratio:.2f}x ({statistics.median(our for _, our in times) * 1e3:.0f} ms ours)")
+
+
+def same_models(options: Options) -> tuple[BertForMaskedLM, FratrieEncoderForMaskedLM]:
+    """A random BERT, and our encoder in its layout with its weights."""
+    sizes = {"hidden_size": options.width, "num_hidden_layers": options.layers, "num_attention_heads": 4,
+             "intermediate_size": 4 * options.width, "vocab_size": options.vocabulary}  # fmt: skip
+    theirs = BertForMaskedLM(BertConfig(**sizes, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
+    config = FratrieEncoderConfig(**sizes, type_vocab_size=2, norm_eps=1e-12, pad_token_id=0, sparse_prediction=True)
+    ours = FratrieEncoderForMaskedLM(config)
+    weights = {}
+    for name, weight in theirs.state_dict().items():
+        for pattern, replacement in NAMES:
+            name = re.sub(pattern, replacement, name)
+        weights[name] = weight
+    ours.load_state_dict(weights)
+    return theirs, ours
+
+
+def sentences(options: Options) -> dict[str, torch.Tensor]:
+    """A padded batch of random sentences, 15 % of whose tokens are targets."""
+    lengths = torch.empty(options.batch).log_normal_(2.74, 0.55).long().clamp(3, 128)
+    ids = torch.randint(1, options.vocabulary, (options.batch, int(lengths.max())))
+    mask = torch.arange(ids.shape[1]) < lengths[:, None]
+    targets = (torch.rand(ids.shape) < 0.15) & mask
+    return {"input_ids": ids * mask, "attention_mask": mask.long(), "labels": ids.masked_fill(~targets, -100)}
+
+
+def forward(model: nn.Module, batch: dict[str, torch.Tensor]) -> None:
+    """One pass without gradients."""
+    with torch.no_grad():
+        model.eval()(batch["input_ids"], attention_mask=batch["attention_mask"])
+
+
+def train_step(model: nn.Module, batch: dict[str, torch.Tensor]) -> None:
+    """One pass with loss and gradients."""
+    model.train()(**batch).loss.backward()
+    model.zero_grad()
+
+
+def clock(step: Callable[[nn.Module, dict[str, torch.Tensor]], None], model: nn.Module, batch: dict) -> float:
+    """Seconds of a step."""
+    start = time.perf_counter()
+    step(model, batch)
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()
