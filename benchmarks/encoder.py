@@ -60,9 +60,8 @@ def main() -> None:
         difference = (theirs.eval()(**inputs).logits - ours.eval()(**inputs).logits)[mask].abs().max()
     share = 1 - mask.float().mean()
     print(f"largest difference of a logit {difference:.1e}; padding {share:.0%} of the first batch")
-    print(
-        f"{torch.get_num_threads()} threads, {options.layers} layers of {options.width}, batch {options.batch}, float32"
-    )
+    size = f"{options.layers} layers of {options.width}, batch {options.batch}"
+    print(f"{torch.get_num_threads()} threads, {size}, float32")
     for name, step in (("forward", forward), ("forward and backward", train_step)):
         times = [(clock(step, theirs, batch), clock(step, ours, batch)) for batch in batches][1:]
         ratio = statistics.median(their / our for their, our in times)

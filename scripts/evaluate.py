@@ -51,7 +51,7 @@ def main() -> None:
         Any, HfArgumentParser(EvaluationOptions, description=__doc__, allow_abbrev=False).parse_args_into_dataclasses()
     )
     accelerator = open_inference()
-    output = prepare_output(options.output_file) if options.output_file else None
+    output = prepare_output(options.output_file, options.file) if options.output_file else None
     model, tokenizer, task = load_classifier(options.model)
     if options.file:
         columns = (options.text_column, options.label_column)

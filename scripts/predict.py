@@ -38,7 +38,7 @@ def main() -> None:
         Any, HfArgumentParser(PredictionOptions, description=__doc__, allow_abbrev=False).parse_args_into_dataclasses()
     )
     accelerator = open_inference()
-    output = prepare_output(options.output_file)
+    output = prepare_output(options.output_file, options.input_file)
     texts = load_texts(options.input_file, options.text_column)
     model, tokenizer, task = load_classifier(options.model)
     rows = encode(texts, model, tokenizer, options.max_length)

@@ -321,8 +321,10 @@ def predict_logits(
 ) -> NDArray[np.float32]:
     """Logits of every row, in the order of the rows; batches hold rows of similar length. Shape: (N, L)
 
-    Equal on all processes. Raises a `ValueError` for a logit that is not finite.
+    Equal on all processes. Raises a `ValueError` for a logit that is not finite, or a batch size below 1.
     """
+    if batch_size < 1:
+        raise ValueError(f"batch_size={batch_size} must be at least 1")
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]["input_ids"]))
     collator = DataCollatorWithPadding(tokenizer)
     ordered = cast(TorchDataset, [rows[i] for i in order])
@@ -365,17 +367,28 @@ def log_from_main_process(accelerator: Accelerator) -> None:
     logging.getLogger("fratrie.training.loop").setLevel(logging.WARNING)
 
 
-def prepare_output(path: str | os.PathLike[str]) -> Path:
+def prepare_output(path: str | os.PathLike[str], read: str | os.PathLike[str] | None = None) -> Path:
     """The path of a file to write later, its folder created; what cannot be written fails here, before the work.
 
+    Args:
+        path: the file to write.
+        read: the file that is read, which must not be lost.
+
     Raises:
+        ValueError: the two are the same file.
         OSError: the folder cannot be created, or the file not be opened.
     """
     output = Path(path)
+    if read is not None and output.resolve() == Path(read).resolve():
+        raise ValueError(f"{path} is the file that is read, and would be lost: choose another --output_file")
     existed = output.exists()
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with output.open("a", encoding="utf-8"):
-        pass
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with output.open("a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        reason = f"cannot write {path} ({error.strerror}): choose another --output_file"
+        raise type(error)(error.errno, reason) from error
     if not existed:
         output.unlink(missing_ok=True)
     return output

@@ -143,10 +143,15 @@ def _prepare_folder(output_dir: Path, options: TrainingOptions, accelerator: Acc
         resumed_from = checkpoint.find_checkpoint(output_dir, options.resume_from_checkpoint)
         if resumed_from.resolve().parent != output_dir.resolve():
             raise ValueError(f"{resumed_from} lies outside {output_dir}; a run goes on in its own output_dir")
-    elif checkpoint.list_checkpoints(output_dir) and not options.overwrite_output_dir:
+    elif not options.overwrite_output_dir and checkpoint.list_checkpoints(output_dir):
         raise ValueError(
             f"{output_dir} holds checkpoints of an earlier run: go on with --resume_from_checkpoint last, "
             "delete them with --overwrite_output_dir, or choose another output_dir"
+        )
+    elif not options.overwrite_output_dir and (output_dir / "config.json").exists():
+        raise ValueError(
+            f"{output_dir} holds a model, which this run would replace: choose another output_dir, or say "
+            "--overwrite_output_dir"
         )
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
