@@ -325,6 +325,15 @@ def test_earlier_run_is_not_mixed_in(tmp_path):
     assert [step for step, _ in checkpoint.list_checkpoints(tmp_path)] == [1]
 
 
+def test_a_finished_model_is_not_replaced_unasked(tmp_path):
+    run(tmp_path, max_steps=1, save_steps=0)
+    weights = (tmp_path / "model.safetensors").read_bytes()
+    with pytest.raises(ValueError, match="holds a model, which this run would replace"):
+        run(tmp_path, max_steps=1, save_steps=0)
+    assert (tmp_path / "model.safetensors").read_bytes() == weights
+    run(tmp_path, max_steps=1, save_steps=0, overwrite_output_dir=True)
+
+
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
 def test_not_finite_stops_and_keeps_the_last_good_checkpoint(tmp_path, poison):
     calls = []
