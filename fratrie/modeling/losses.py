@@ -31,30 +31,23 @@ def token_cross_entropy(
     return total / _count(labels, num_items_in_batch)
 
 
-def next_token_loss(
-    logits: torch.Tensor,
-    labels: torch.Tensor,
-    position_ids: torch.Tensor | None = None,
-    num_items_in_batch: torch.Tensor | int | None = None,
-) -> torch.Tensor:
-    """Cross entropy of each token given the ones before it in its document.
-
-    Args:
-        logits: `(B, T, V)`.
-        labels: `(B, T)`, not shifted.
-        position_ids: `(B or 1, T)`; a token at position 0 begins a document, so that nothing predicts it.
-        num_items_in_batch: number of targets to divide by.
-    """
-    return token_cross_entropy(logits, shift_labels(labels, position_ids).to(logits.device), num_items_in_batch)
-
-
 def shift_labels(
     labels: torch.Tensor,
     position_ids: torch.Tensor | None = None,
     attention_mask: torch.Tensor | None = None,
     cu_seq_lens: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Put under each position the label of the next one `(B, T)`, -100 where a document ends."""
+    """Put under each position the label of the next one, -100 where a document ends.
+
+    Args:
+        labels: `(B, T)`, not shifted.
+        position_ids: `(B or 1, T)`; a position that is not above the last one begins a document.
+        attention_mask: `(B, T)`, zero at padding, which predicts nothing.
+        cu_seq_lens: `(documents + 1,)` boundaries in a batch of one row.
+
+    Returns:
+        `(B, T)`.
+    """
     labels = labels[:, 1:]
     if position_ids is not None:
         labels = labels.masked_fill(position_ids.to(labels.device).diff(dim=-1) <= 0, IGNORED)

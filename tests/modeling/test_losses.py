@@ -19,7 +19,6 @@ from fratrie import (
     FratrieSeq2SeqForConditionalGeneration,
 )
 from fratrie.modeling.losses import (
-    next_token_loss,
     sequence_classification_loss,
     share_of_batch,
     shift_labels,
@@ -337,15 +336,6 @@ def test_sparse_prediction_acts_in_training_with_labels_alone():
     model = build(FratrieEncoderForMaskedLM, sparse_prediction=True)
     assert model(IDS, labels=MASKED_LABELS).logits.shape == (6, 7, VOCAB)
     assert model.train()(IDS).logits.shape == (6, 7, VOCAB)
-
-
-def test_next_token_loss_takes_its_own_arguments():
-    logits, labels = torch.randn(1, 4, 5).double(), torch.tensor([[1, 2, 3, 4]])
-    expected = nn.functional.cross_entropy(logits[0, :-1], labels[0, 1:])
-    close(next_token_loss(logits, labels), expected)
-    close(next_token_loss(logits, labels, num_items_in_batch=6), expected / 2)
-    parts = logits[0, [0, 2]], labels[0, [1, 3]]
-    close(next_token_loss(logits, labels, torch.tensor([[0, 1, 0, 1]])), nn.functional.cross_entropy(*parts))
 
 
 def test_decoder_configuration_keeps_its_problem_type():
