@@ -7,6 +7,7 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForImageClassification,
     AutoModelForMaskedLM,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
@@ -25,6 +26,7 @@ from .modeling.decoder import (
     FratrieDecoderModel,
 )
 from .modeling.encoder import (
+    FratrieEncoderForImageClassification,
     FratrieEncoderForMaskedLM,
     FratrieEncoderForSequenceClassification,
     FratrieEncoderForTokenClassification,
@@ -42,6 +44,7 @@ __all__ = [
     "FratrieDecoderForSequenceClassification",
     "FratrieDecoderModel",
     "FratrieEncoderConfig",
+    "FratrieEncoderForImageClassification",
     "FratrieEncoderForMaskedLM",
     "FratrieEncoderForSequenceClassification",
     "FratrieEncoderForTokenClassification",
@@ -61,6 +64,7 @@ for _auto, _model in (
     (AutoModelForMaskedLM, FratrieEncoderForMaskedLM),
     (AutoModelForSequenceClassification, FratrieEncoderForSequenceClassification),
     (AutoModelForTokenClassification, FratrieEncoderForTokenClassification),
+    (AutoModelForImageClassification, FratrieEncoderForImageClassification),
     (AutoModel, FratrieDecoderModel),
     (AutoModelForCausalLM, FratrieDecoderForCausalLM),
     (AutoModelForSequenceClassification, FratrieDecoderForSequenceClassification),

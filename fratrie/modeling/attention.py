@@ -37,6 +37,7 @@ class Mixer(nn.Module):
         self.layer_idx = layer_idx
         self.is_causal = is_causal
         self.head_dim = config.head_dim
+        self.rope_interleaved = config.rope_interleaved
         self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
         self.scaling = config.attention_scale if config.attention_scale is not None else self.head_dim**-0.5
         query_size, group_size = (
@@ -60,7 +61,7 @@ class Mixer(nn.Module):
     ) -> torch.Tensor:
         """Return the queries `(B, H, T, C)`, normed and turned."""
         query = self.query_norm(self.split_heads(self.q_proj(x_BTD))).transpose(1, 2)
-        return query if position_embeddings is None else rotate(query, position_embeddings)
+        return self.turn(query, position_embeddings)
 
     def project_key_value(
         self, x_BSD: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -68,7 +69,13 @@ class Mixer(nn.Module):
         """Return keys and values `(B, K, S, C)`, the keys normed and turned."""
         key = self.key_norm(self.split_heads(self.k_proj(x_BSD))).transpose(1, 2)
         value = self.split_heads(self.v_proj(x_BSD)).transpose(1, 2)
-        return (key if position_embeddings is None else rotate(key, position_embeddings)), value
+        return self.turn(key, position_embeddings), value
+
+    def turn(
+        self, x_BHTC: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor] | None
+    ) -> torch.Tensor:
+        """Turn heads by the rotary positions, where the model has them."""
+        return x_BHTC if position_embeddings is None else rotate(x_BHTC, position_embeddings, self.rope_interleaved)
 
     def output(self, mixed_BTHC: torch.Tensor) -> torch.Tensor:
         """Join the heads and project: `(B, T, D)`."""

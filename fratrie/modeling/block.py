@@ -30,7 +30,8 @@ class Block(GradientCheckpointingLayer):
         self.norm_after_residual = config.norm_after_residual
         self.dropout = nn.Dropout(config.hidden_dropout)
         self.mixer = MIXERS[config.layer_types[layer_idx]](config, layer_idx, config.is_causal_stack)
-        self.mixer_input_norm = self._norm(config, config.mixer_input_norm)
+        normed = config.first_input_norm or layer_idx > 0
+        self.mixer_input_norm = self._norm(config, config.mixer_input_norm if normed else None)
         self.mixer_output_norm = self._norm(config, config.mixer_output_norm)
         self.cross_attention = None
         if getattr(config, "add_cross_attention", False):

@@ -14,6 +14,8 @@ from .mixers import MIXERS
 PositionType = Literal["learned", "sinusoidal", "rotary", "relative", "alibi", "none"]
 NormType = Literal["layer_norm", "rms_norm"]
 Pooling = Literal["first", "mean", "last"]
+SinusoidLayout = Literal["interleaved", "halves"]
+RouterScoring = Literal["softmax", "sigmoid"]
 
 # What Hugging Face itself hands to a config besides its declared fields.
 _LIBRARY_FIELDS = frozenset(
@@ -90,7 +92,12 @@ class FratrieConfig(PreTrainedConfig):
         position_type: `"learned"`, `"sinusoidal"` (Vaswani et al. 2017), `"rotary"` (Su et al. 2021), `"relative"`
             (the bucketed bias of T5, Raffel et al. 2020), `"alibi"` (Press et al. 2022) or `"none"`.
         max_position_embeddings: number of learned positions, and the length the other kinds are meant for.
-        rope_parameters: Hugging Face's description of the rotary embedding (`rope_type`, `rope_theta`, …).
+        position_offset: rows of the learned table before that of the first position (RoBERTa and BART keep two that no
+            token uses); the table has `max_position_embeddings + position_offset` rows.
+        sinusoid_layout: sines and cosines in turn (`"interleaved"`), or all sines before all cosines (`"halves"`).
+        rope_parameters: Hugging Face's description of the rotary embedding (`rope_type`, `rope_theta`, …): one for
+            all layers, or one a layer type.
+        rope_interleaved: turn neighbouring numbers of a head as pairs (Su et al. 2021), not those half a head apart.
         relative_num_buckets, relative_max_distance: size of the relative bias table, and the distance from which all
             positions share a bucket.
         layer_types: one of `"full_attention"`, `"sliding_attention"`, `"linear_attention"` a layer (all full by
@@ -100,6 +107,8 @@ class FratrieConfig(PreTrainedConfig):
         linear_chunk_size: chunk of the causal linear attention, in tokens; changes speed and memory only.
         mixer_input_norm, mixer_output_norm, feed_forward_input_norm, feed_forward_output_norm: `"layer_norm"`,
             `"rms_norm"` or `None` in the four slots of a block. `norm_slots` fills them for the usual layouts.
+        first_input_norm: whether the first block, too, has the norm before its mixer; ModernBERT leaves it out, its
+            embeddings being normed already (Warner et al. 2024).
         norm_after_residual: the output norms act on the sum of residual and branch (post-norm) instead of on the
             branch alone.
         embedding_norm, final_norm: norm after the embeddings, and after the last block.
@@ -109,6 +118,12 @@ class FratrieConfig(PreTrainedConfig):
         moe_intermediate_size: width of an expert; `intermediate_size` by default.
         num_shared_experts: experts that every token passes besides the chosen ones (Dai et al. 2024).
         norm_topk_prob: let the weights of the chosen experts sum to one.
+        router_scoring: how logits of the router become weights: `"softmax"` over the experts, or `"sigmoid"` of each.
+        router_selection_bias: add a bias an expert to what experts are chosen by, not to their weights; no gradient
+            reaches it (Wang et al. 2024).
+        router_num_groups, router_groups_per_tok: choose the experts of a token within its best groups of experts
+            (DeepSeek-AI 2024): number of groups, and how many of them a token may use.
+        routed_scaling_factor: factor of the weights of the chosen experts.
         router_aux_loss_coef, router_z_loss_coef: weights of the load-balancing loss (Fedus et al. 2021) and of the
             router's z loss (Zoph et al. 2022) in the training loss.
         output_router_logits: return the router logits.
@@ -123,10 +138,14 @@ class FratrieConfig(PreTrainedConfig):
             real tokens.
         classifier_hidden_sizes: widths of dense layers before the output layer (none by default).
         classifier_activation: their activation.
+        classifier_norm: norm after each dense layer's activation.
+        classifier_bias, classifier_output_bias: biases of the dense layers, and of the output layer.
         classifier_dropout: dropout before each of the head's layers.
         pos_weight: weight of the positives of each label in the multi-label loss.
         label_thresholds: probability above which each label is given (0.5 by default), read by the scripts and by the
             family-relations pipeline.
+        foreign_fields: of a converted model, the fields of its Hugging Face configuration that say nothing about what
+            it computes, kept for the way back (`fratrie.conversion`).
     """
 
     default_theta = 10_000.0
@@ -150,7 +169,10 @@ class FratrieConfig(PreTrainedConfig):
 
     position_type: PositionType = "learned"
     max_position_embeddings: int = 512
+    position_offset: int = 0
+    sinusoid_layout: SinusoidLayout = "interleaved"
     rope_parameters: RopeParameters | dict | None = None
+    rope_interleaved: bool = False
     relative_num_buckets: int = 32
     relative_max_distance: int = 128
 
@@ -162,6 +184,7 @@ class FratrieConfig(PreTrainedConfig):
     mixer_output_norm: NormType | None = None
     feed_forward_input_norm: NormType | None = None
     feed_forward_output_norm: NormType | None = None
+    first_input_norm: bool = True
     norm_after_residual: bool = False
     embedding_norm: NormType | None = None
     final_norm: NormType | None = None
@@ -173,6 +196,11 @@ class FratrieConfig(PreTrainedConfig):
     moe_intermediate_size: int | None = None
     num_shared_experts: int = 0
     norm_topk_prob: bool = True
+    router_scoring: RouterScoring = "softmax"
+    router_selection_bias: bool = False
+    router_num_groups: int = 1
+    router_groups_per_tok: int = 1
+    routed_scaling_factor: float | int = 1.0
     router_aux_loss_coef: float | int = 0.01
     router_z_loss_coef: float | int = 0.0
     output_router_logits: bool = False
@@ -194,9 +222,13 @@ class FratrieConfig(PreTrainedConfig):
     classifier_pooling: Pooling = "mean"
     classifier_hidden_sizes: list[int] | None = None
     classifier_activation: str = "tanh"
+    classifier_norm: NormType | None = None
+    classifier_bias: bool = True
+    classifier_output_bias: bool = True
     classifier_dropout: float | int = 0.0
     pos_weight: list[float] | None = None
     label_thresholds: list[float] | None = None
+    foreign_fields: dict[str, Any] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         reject_unknown_fields(self, kwargs)
@@ -274,12 +306,7 @@ class FratrieConfig(PreTrainedConfig):
             self._require(
                 (self.head_dim or 0) % 2 == 0, f"rotary positions need an even head_dim, not {self.head_dim}."
             )
-            self._require(
-                "rope_type" in (self.rope_parameters or {}),
-                f"rope_parameters={self.rope_parameters} differ by layer type, which is not supported: give one set.",
-            )
-            rope_type, known = (self.rope_parameters or {}).get("rope_type"), ["default", *ROPE_INIT_FUNCTIONS]
-            self._require(rope_type in known, f"rope_type={rope_type!r} is unknown: use {', '.join(known)}.")
+            self._validate_rotary()
         if self.position_type == "relative":
             directions = 1 if self.is_causal_stack else 2
             exact = self.relative_num_buckets // directions // 2
@@ -288,6 +315,20 @@ class FratrieConfig(PreTrainedConfig):
                 f"relative_num_buckets={self.relative_num_buckets} and relative_max_distance="
                 f"{self.relative_max_distance} leave no room: use at least {2 * directions} buckets and a distance "
                 f"above {exact}.",
+            )
+
+    def _validate_rotary(self) -> None:
+        parameters: dict[Any, Any] = dict(self.rope_parameters or {})
+        if "rope_type" not in parameters:
+            types = set(self.layer_types or [])
+            self._require(
+                set(parameters) == types,
+                f"rope_parameters={parameters} must be one set, or one for each of the layer types {sorted(types)}.",
+            )
+        known = ["default", *ROPE_INIT_FUNCTIONS]
+        for rope in [parameters] if "rope_type" in parameters else parameters.values():
+            self._require(
+                rope["rope_type"] in known, f"rope_type={rope['rope_type']!r} is unknown: use {', '.join(known)}."
             )
 
     def _validate_mixers(self) -> None:
@@ -317,13 +358,17 @@ class FratrieConfig(PreTrainedConfig):
             f"{self.layer_types}.",
         )
         self._require(
+            self.first_input_norm or self.mixer_input_norm is not None,
+            "first_input_norm=False has no use without mixer_input_norm.",
+        )
+        self._require(
             not self.norm_after_residual or bool(self.mixer_output_norm or self.feed_forward_output_norm),
             "norm_after_residual=True has no use without mixer_output_norm or feed_forward_output_norm.",
         )
 
     def _validate_feed_forward(self) -> None:
-        for name in ("hidden_act", "classifier_activation"):
-            activation = getattr(self, name)
+        for name in ("hidden_act", "classifier_activation", "head_activation"):
+            activation = getattr(self, name, None) or "gelu"
             close = difflib.get_close_matches(activation, ACT2FN, n=3)
             hint = f": did you mean {', '.join(close)}?" if close else f": choose from {', '.join(sorted(ACT2FN))}."
             self._require(activation in ACT2FN, f"{name}={activation!r} is unknown{hint}")
@@ -354,6 +399,27 @@ class FratrieConfig(PreTrainedConfig):
         self._require(
             sparse or self.num_shared_experts == 0,
             f"num_shared_experts={self.num_shared_experts} has no use without a 'sparse' layer.",
+        )
+        if sparse:
+            self._validate_router()
+
+    def _validate_router(self) -> None:
+        groups, chosen = self.router_num_groups, self.router_groups_per_tok
+        self._require(
+            1 <= chosen <= groups,
+            f"router_groups_per_tok={chosen} must lie between 1 and router_num_groups={groups}.",
+        )
+        self._require(
+            groups == 1 or (self.num_experts % groups == 0 and self.num_experts // groups >= 2),
+            f"router_num_groups={groups} must divide num_experts={self.num_experts} into groups of two or more.",
+        )
+        self._require(
+            self.num_experts_per_tok <= chosen * (self.num_experts // groups),
+            f"num_experts_per_tok={self.num_experts_per_tok} experts cannot be found in router_groups_per_tok="
+            f"{chosen} groups of {self.num_experts // groups}: allow more groups.",
+        )
+        self._require(
+            self.routed_scaling_factor > 0, f"routed_scaling_factor={self.routed_scaling_factor} must be positive."
         )
 
     def _validate_head(self) -> None:
@@ -416,6 +482,11 @@ class FratrieEncoderConfig(FratrieConfig):
 
     Args:
         type_vocab_size: number of token types (segments A and B of BERT); 0 for none.
+        patch_size: read images of square patches with this many pixels a side in the place of tokens (Dosovitskiy et
+            al. 2021), behind one trained vector that stands for the whole image.
+        image_size, num_channels: pixels a side, and numbers a pixel, of these images.
+        head_activation: activation in the language-model head; `hidden_act` by default.
+        head_bias, lm_head_bias: biases of the dense layer and of the output layer of the language-model head.
         sparse_prediction: in training, send only the masked rows through the language-model head; `logits` then hold
             those rows alone.
     """
@@ -427,7 +498,34 @@ class FratrieEncoderConfig(FratrieConfig):
     norm_after_residual: bool = True
     embedding_norm: NormType | None = "layer_norm"
     type_vocab_size: int = 0
+    patch_size: int | None = None
+    image_size: int = 224
+    num_channels: int = 3
+    head_activation: str | None = None
+    head_bias: bool = True
+    lm_head_bias: bool = True
     sparse_prediction: bool = False
+
+    @property
+    def num_patches(self) -> int:
+        """Patches of an image; 0 for a model of texts."""
+        return (self.image_size // self.patch_size) ** 2 if self.patch_size else 0
+
+    def validate_architecture(self) -> None:
+        """Refuse contradictory fields (see `FratrieConfig.validate_architecture`)."""
+        super().validate_architecture()
+        if self.patch_size is None:
+            return
+        self._require(self.num_channels > 0, f"num_channels={self.num_channels} must be at least 1.")
+        self._require(
+            self.patch_size > 0 and self.image_size > 0 and self.image_size % self.patch_size == 0,
+            f"image_size={self.image_size} must be a multiple of patch_size={self.patch_size}.",
+        )
+        self._require(
+            self.position_type != "learned" or self.max_position_embeddings > self.num_patches,
+            f"max_position_embeddings={self.max_position_embeddings} are too few for an image of {self.num_patches} "
+            f"patches and the vector before them: use {self.num_patches + 1}.",
+        )
 
 
 @strict
@@ -454,9 +552,10 @@ class FratrieDecoderConfig(FratrieConfig):
     cross_attention_hidden_size: int | None = None
 
 
-_STACK_FIELDS = frozenset(field.name for field in fields(FratrieConfig)) - frozenset(
-    field.name for field in fields(PreTrainedConfig)
-)
+_STACK_FIELDS = frozenset(field.name for field in fields(FratrieConfig)) - {
+    *(field.name for field in fields(PreTrainedConfig)),
+    "foreign_fields",
+}
 
 
 @strict
@@ -470,8 +569,11 @@ class FratrieSeq2SeqConfig(PreTrainedConfig):
         encoder, decoder: configuration of each stack.
         share_embeddings: let encoder and decoder share the input embedding.
         tie_word_embeddings: let the output layer share the decoder's input embedding.
+        lm_head_bias: bias of the output layer.
+        scale_decoder_outputs: multiply what the output layer reads by `hidden_size ** -0.5` (Raffel et al. 2020).
         use_cache: keep keys, values and states for generation.
         decoder_start_token_id: first token of every output (`pad_token_id` by default).
+        foreign_fields: as in `FratrieConfig`.
     """
 
     model_type = "fratrie_seq2seq"
@@ -490,6 +592,8 @@ class FratrieSeq2SeqConfig(PreTrainedConfig):
     is_encoder_decoder: bool = True
     share_embeddings: bool = True
     tie_word_embeddings: bool = True
+    lm_head_bias: bool = False
+    scale_decoder_outputs: bool = False
     use_cache: bool = True
     initializer_range: float | int = 0.02
     vocab_size: int = 8192
@@ -497,6 +601,7 @@ class FratrieSeq2SeqConfig(PreTrainedConfig):
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
     decoder_start_token_id: int | None = None
+    foreign_fields: dict[str, Any] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         shared = {name: kwargs.pop(name) for name in list(kwargs) if name in _STACK_FIELDS}

@@ -1,4 +1,4 @@
-"""The encoder (BERT-like): every token sees all others.
+"""The encoder (BERT-like): every token sees all others. It reads texts, or images as patches (ViT-like).
 
 Shapes: B batch, T positions, D hidden, V vocabulary, M labels.
 """
@@ -15,6 +15,7 @@ from .heads import ClassificationHead, find_real_tokens, pool
 from .losses import IGNORED, sequence_classification_loss, share_of_batch, token_cross_entropy
 from .normalization import build_norm
 from .outputs import (
+    FratrieImageClassifierOutput,
     FratrieMaskedLMOutput,
     FratrieModelOutput,
     FratrieSequenceClassifierOutput,
@@ -36,9 +37,10 @@ class FratrieEncoderModel(FratrieStack):
         token_type_ids: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
+        pixel_values: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> FratrieModelOutput:
-        """Encode a padded batch or a packed one.
+        """Encode a padded batch or a packed one, or images.
 
         Args:
             input_ids: `(B, T)` token ids; or give `inputs_embeds`.
@@ -47,12 +49,20 @@ class FratrieEncoderModel(FratrieStack):
             position_ids: `(B or 1, T)`; rows in which positions start anew hold several documents, which do not see
                 each other.
             inputs_embeds: `(B, T, D)` in the place of the token embeddings.
+            pixel_values: `(B, channels, height, width)` in the place of all these, where the model reads images.
             **kwargs: `output_hidden_states`, `output_attentions` (eager attention only), `output_router_logits`,
                 `return_dict`, and Hugging Face's flash-attention arguments for packed rows.
 
         Returns:
             `last_hidden_state` `(B, T, D)` (no meaning at padding) and what was asked for.
+
+        Raises:
+            ValueError: for no input or several, and for pixels that the model does not read.
         """
+        if pixel_values is not None:
+            if not self.config.patch_size:
+                raise ValueError("pixel_values given to a model of texts: set patch_size in its configuration.")
+            inputs_embeds = self.embed_tokens(pixel_values) if inputs_embeds is None else None
         shape = input_shape(input_ids, inputs_embeds)
         inputs = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "token_type_ids": token_type_ids}
         packing = self.find_documents(shape, attention_mask, position_ids, kwargs)
@@ -70,12 +80,14 @@ class FratrieEncoderForMaskedLM(FratriePreTrainedModel):
 
     def __init__(self, config: FratrieEncoderConfig) -> None:
         super().__init__(config)
+        if config.patch_size:
+            raise ValueError(f"patch_size={config.patch_size}: a model of images has no words to fill in.")
         self.model = FratrieEncoderModel(config)
-        self.head_dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.head_act_fn = ACT2FN[config.hidden_act]
+        self.head_dense = nn.Linear(config.hidden_size, config.hidden_size, bias=config.head_bias)
+        self.head_act_fn = ACT2FN[config.head_activation or config.hidden_act]
         norm = config.final_norm or config.feed_forward_output_norm or "layer_norm"
         self.head_norm = build_norm(norm, config.hidden_size, config.norm_eps, config.norm_bias)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=config.lm_head_bias)
         self.post_init()
 
     @can_return_tuple
@@ -254,6 +266,67 @@ class FratrieEncoderForTokenClassification(FratriePreTrainedModel):
             loss = token_cross_entropy(logits, labels, num_items_in_batch)
             loss = self.add_router_losses(loss, router, share_of_batch(labels, num_items_in_batch))
         return FratrieTokenClassifierOutput(
+            loss=loss,
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            aux_loss=router[0],
+            z_loss=router[1],
+            router_logits=outputs.router_logits,
+        )
+
+
+class FratrieEncoderForImageClassification(FratriePreTrainedModel):
+    """The encoder with a head that labels images (Dosovitskiy et al. 2021)."""
+
+    config: FratrieEncoderConfig
+    main_input_name = "pixel_values"
+    input_modalities = ["image"]  # noqa: RUF012 (Hugging Face's form)
+
+    def __init__(self, config: FratrieEncoderConfig) -> None:
+        super().__init__(config)
+        if not config.patch_size:
+            raise ValueError("A model that labels images needs a patch_size in its configuration, such as 16.")
+        self.model = FratrieEncoderModel(config)
+        self.classifier = ClassificationHead(config)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        pixel_values: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        output_router_logits: bool | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> FratrieImageClassifierOutput:
+        """Score the labels of each image.
+
+        Args:
+            pixel_values: `(B, channels, height, width)`, as the model's image processor gives them.
+            labels: by `config.problem_type` `(B,)` for one label, `(B, M)` for several and for regression.
+            output_router_logits: return the router logits of sparse layers.
+            num_items_in_batch: number of targets of the global batch, to divide the loss by.
+            **kwargs: as for `FratrieEncoderModel`.
+
+        Returns:
+            `loss` and `logits` `(B, M)`.
+        """
+        outputs = self.model(
+            pixel_values=pixel_values,
+            output_router_logits=self.needs_router_logits(labels, output_router_logits),
+            return_dict=True,
+            **kwargs,
+        )
+        states = outputs.last_hidden_state
+        all_tokens = torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
+        logits = self.classifier(pool(states, all_tokens, self.config.classifier_pooling))
+        router = self.router_losses(outputs.router_logits, None)
+        loss = None
+        if labels is not None:
+            loss = sequence_classification_loss(logits, labels, self.config, num_items_in_batch)
+            loss = self.add_router_losses(loss, router, share_of_batch(labels, num_items_in_batch))
+        return FratrieImageClassifierOutput(
             loss=loss,
             logits=logits,
             hidden_states=outputs.hidden_states,

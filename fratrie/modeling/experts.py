@@ -13,23 +13,49 @@ from .feed_forward import FeedForward
 
 
 class Router(nn.Module):
-    """Chooses the experts of each token: the `num_experts_per_tok` largest of a softmax (Shazeer et al. 2017)."""
+    """Chooses the experts of each token: the `num_experts_per_tok` with the largest weights (Shazeer et al. 2017).
+
+    A bias may guide the choice, and groups of experts narrow it (DeepSeek-AI 2024, equations 12 to 16).
+    """
 
     def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__()
         self.num_experts = config.num_experts
         self.top_k = config.num_experts_per_tok
         self.norm_topk_prob = config.norm_topk_prob
+        self.scoring = config.router_scoring
+        self.num_groups = config.router_num_groups
+        self.groups_per_tok = config.router_groups_per_tok
+        self.scaling_factor = config.routed_scaling_factor
         self.weight = nn.Parameter(torch.empty(config.num_experts, config.hidden_size))
+        self.selection_bias: torch.Tensor | None
+        bias = torch.zeros(config.num_experts) if config.router_selection_bias else None
+        self.register_buffer("selection_bias", bias)
 
     def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return logits `(N, E)`, and weights and indices `(N, P)` of the chosen experts."""
         logits_NE = nn.functional.linear(hidden_states, self.weight)
-        probabilities_NE = logits_NE.softmax(dim=-1, dtype=torch.promote_types(torch.float32, logits_NE.dtype))
-        weights_NP, index_NP = probabilities_NE.topk(self.top_k, dim=-1)
+        scores_NE = _at_least_float32(logits_NE)
+        scores_NE = scores_NE.sigmoid() if self.scoring == "sigmoid" else scores_NE.softmax(dim=-1)
+        index_NP = self.choose(scores_NE)
+        weights_NP = scores_NE.gather(-1, index_NP)
         if self.norm_topk_prob:
-            weights_NP = weights_NP / weights_NP.sum(dim=-1, keepdim=True)
-        return logits_NE, weights_NP.to(hidden_states.dtype), index_NP
+            weights_NP = weights_NP / weights_NP.sum(dim=-1, keepdim=True).clamp_min(1e-20)
+        return logits_NE, (weights_NP * self.scaling_factor).to(hidden_states.dtype), index_NP
+
+    def choose(self, scores_NE: torch.Tensor) -> torch.Tensor:
+        """Indices `(N, P)` of the experts with the largest scores, biased, within the best groups.
+
+        A group is as good as its two best experts.
+        """
+        if self.selection_bias is not None:
+            scores_NE = scores_NE + self.selection_bias
+        if self.groups_per_tok < self.num_groups:
+            scores_NGM = scores_NE.unflatten(-1, (self.num_groups, -1))
+            best_NG = scores_NGM.topk(2, dim=-1).values.sum(dim=-1).topk(self.groups_per_tok, dim=-1).indices
+            outside_NG = torch.ones_like(scores_NGM[..., 0], dtype=torch.bool).scatter(-1, best_NG, False)
+            scores_NE = scores_NGM.masked_fill(outside_NG[..., None], -torch.inf).flatten(-2)
+        return scores_NE.topk(self.top_k, dim=-1).indices
 
 
 class _Experts(nn.Module):

@@ -10,22 +10,29 @@ from torch import nn
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
+from .normalization import build_norm
+
 
 class ClassificationHead(nn.Module):
-    """Dense layers with activation, then one output a label; dropout before each layer."""
+    """Dense layers with activation and perhaps norm, then one output a label; dropout before each layer."""
 
     def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__()
         sizes = [config.hidden_size, *(config.classifier_hidden_sizes or [])]
-        self.dense = nn.ModuleList(nn.Linear(before, after) for before, after in pairwise(sizes))
+        self.dense = nn.ModuleList(
+            nn.Linear(before, after, bias=config.classifier_bias) for before, after in pairwise(sizes)
+        )
+        self.norms = nn.ModuleList(
+            build_norm(config.classifier_norm, size, config.norm_eps, config.norm_bias) for size in sizes[1:]
+        )
         self.act_fn = ACT2FN[config.classifier_activation]
         self.dropout = nn.Dropout(config.classifier_dropout)
-        self.out_proj = nn.Linear(sizes[-1], config.num_labels or 0)
+        self.out_proj = nn.Linear(sizes[-1], config.num_labels or 0, bias=config.classifier_output_bias)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """Map `(…, D)` to logits `(…, M)`."""
-        for layer in self.dense:
-            features = self.act_fn(layer(self.dropout(features)))
+        for layer, norm in zip(self.dense, self.norms, strict=True):
+            features = norm(self.act_fn(layer(self.dropout(features))))
         return self.out_proj(self.dropout(features))
 
 

@@ -6,6 +6,7 @@ import torch
 from transformers.modeling_outputs import (
     BaseModelOutputWithPastAndCrossAttentions,
     CausalLMOutputWithCrossAttentions,
+    ImageClassifierOutput,
     MaskedLMOutput,
     Seq2SeqLMOutput,
     Seq2SeqModelOutput,
@@ -41,6 +42,15 @@ class FratrieMaskedLMOutput(MaskedLMOutput):
 
 @dataclass
 class FratrieSequenceClassifierOutput(SequenceClassifierOutput):
+    """`aux_loss` and `z_loss` are the router's losses before their weights."""
+
+    aux_loss: torch.Tensor | None = None
+    z_loss: torch.Tensor | None = None
+    router_logits: tuple[torch.Tensor, ...] | None = None
+
+
+@dataclass
+class FratrieImageClassifierOutput(ImageClassifierOutput):
     """`aux_loss` and `z_loss` are the router's losses before their weights."""
 
     aux_loss: torch.Tensor | None = None

@@ -6,6 +6,7 @@ ones are added to the attention scores.
 Shapes: B batch, T queries, S keys, D hidden, H heads, C head size, R rotated part of a head.
 """
 
+import copy
 import math
 
 import torch
@@ -15,7 +16,11 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, dynamic_rope_u
 
 
 class LearnedPositions(nn.Embedding):
-    """A trained vector a position."""
+    """A trained vector a position, after `offset` rows that belong to none."""
+
+    def __init__(self, num_positions: int, hidden_size: int, offset: int = 0) -> None:
+        super().__init__(num_positions + offset, hidden_size)
+        self.offset = offset
 
     def forward(self, position_ids_BT: torch.Tensor) -> torch.Tensor:
         """Return the vectors `(B, T, D)` of the positions.
@@ -24,41 +29,52 @@ class LearnedPositions(nn.Embedding):
             ValueError: when a position lies beyond the table.
         """
         if not torch.compiler.is_compiling() and position_ids_BT.numel():
-            longest = int(position_ids_BT.max()) + 1
-            if longest > self.num_embeddings:
+            longest, most = int(position_ids_BT.max()) + 1, self.num_embeddings - self.offset
+            if longest > most:
                 raise ValueError(
-                    f"A text of {longest} tokens is longer than the model's max_position_embeddings="
-                    f"{self.num_embeddings}: truncate it (truncation=True), or train with more positions."
+                    f"A text of {longest} tokens is longer than the model's max_position_embeddings={most}: truncate "
+                    "it (truncation=True), or train with more positions."
                 )
-        return super().forward(position_ids_BT)
+        return super().forward(position_ids_BT + self.offset)
 
 
 class SinusoidalPositions(nn.Module):
-    """PE(pos, 2i) = sin(pos / 10000^(2i/D)), PE(pos, 2i+1) = cos of the same (Vaswani et al. 2017, section 3.5)."""
+    """PE(pos, 2i) = sin(pos / 10000^(2i/D)), PE(pos, 2i+1) = cos of the same (Vaswani et al. 2017, section 3.5).
 
-    def __init__(self, hidden_size: int) -> None:
+    In the layout `"halves"` all sines stand before all cosines.
+    """
+
+    def __init__(self, hidden_size: int, layout: str = "interleaved") -> None:
         super().__init__()
         self.hidden_size = hidden_size
+        self.layout = layout
 
     def forward(self, position_ids_BT: torch.Tensor) -> torch.Tensor:
         """Return the encodings `(B, T, D)` of the positions, in float32."""
-        even = torch.arange(0, self.hidden_size, 2, device=position_ids_BT.device, dtype=torch.float32)
-        frequencies = torch.exp(even * (-math.log(10_000.0) / self.hidden_size))
-        angles_BTF = position_ids_BT[..., None].float() * frequencies
-        return torch.stack((angles_BTF.sin(), angles_BTF.cos()), dim=-1).flatten(-2)
+        device = position_ids_BT.device
+        # The rounding of an angle grows with the position, so angles are taken in float64 where the device has it.
+        dtype = torch.float32 if device.type == "mps" else torch.float64
+        exponents = torch.arange(0, self.hidden_size, 2, device=device, dtype=dtype) / self.hidden_size
+        angles_BTF = position_ids_BT[..., None].to(dtype) / 10_000.0**exponents
+        waves = torch.stack((angles_BTF.sin(), angles_BTF.cos()), dim=-1 if self.layout == "interleaved" else -2)
+        return waves.flatten(-2).float()
 
 
 class FratrieRotaryEmbedding(nn.Module):
     """Cosines and sines that turn queries and keys by their position (Su et al. 2021).
 
-    The frequencies come from Hugging Face's `rope_parameters`, with all its scaling types.
+    The frequencies come from Hugging Face's `rope_parameters`, with all its scaling types. Where these differ by
+    layer type, an embedding serves one of the types.
     """
 
     inv_freq: torch.Tensor
     original_inv_freq: torch.Tensor
 
-    def __init__(self, config: PreTrainedConfig) -> None:
+    def __init__(self, config: PreTrainedConfig, layer_type: str | None = None) -> None:
         super().__init__()
+        if layer_type is not None:
+            config, parameters = copy.copy(config), config.rope_parameters[layer_type]
+            config.rope_parameters = parameters
         self.config = config
         # These four names are Hugging Face's contract for scaled rotary embeddings.
         self.max_seq_len_cached = self.original_max_seq_len = config.max_position_embeddings
@@ -87,14 +103,19 @@ class FratrieRotaryEmbedding(nn.Module):
         return cos.to(x.dtype), sin.to(x.dtype)
 
 
-def rotate(x_BHTC: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+def rotate(
+    x_BHTC: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor], interleaved: bool = False
+) -> torch.Tensor:
     """Turn the first R numbers of each head by its position; the rest stays as it is.
 
-    Number i forms a pair with number i + R/2, as in Hugging Face's Llama.
+    Number i forms a pair with number i + R/2, as in Hugging Face's Llama. Interleaved pairs are neighbours instead;
+    they come out in the order of the other form, which scores do not feel, since queries and keys share it.
     """
     cos, sin = (part.unsqueeze(1) for part in position_embeddings)
     rotated = cos.shape[-1]
     turned, rest = x_BHTC[..., :rotated], x_BHTC[..., rotated:]
+    if interleaved:
+        turned = torch.cat((turned[..., ::2], turned[..., 1::2]), dim=-1)
     first, second = turned.chunk(2, dim=-1)
     turned = turned * cos + torch.cat((-second, first), dim=-1) * sin
     return turned if rest.shape[-1] == 0 else torch.cat((turned, rest), dim=-1)

@@ -47,7 +47,9 @@ class FratrieSeq2SeqPreTrainedModel(FratriePreTrainedModel):
 
     def get_input_embeddings(self) -> nn.Embedding:
         """Return the encoder's token embedding."""
-        return self.stacks.encoder.embed_tokens
+        embeddings = self.stacks.encoder.embed_tokens
+        assert isinstance(embeddings, nn.Embedding)
+        return embeddings
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         """Set the token embedding of the encoder, and of the decoder where they share it."""
@@ -182,7 +184,7 @@ class FratrieSeq2SeqForConditionalGeneration(FratrieSeq2SeqPreTrainedModel, Gene
     def __init__(self, config: FratrieSeq2SeqConfig) -> None:
         super().__init__(config)
         self.model = FratrieSeq2SeqModel(config)
-        self.lm_head = nn.Linear(self.model.decoder.config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = nn.Linear(config.stacks[1].hidden_size, config.vocab_size, bias=config.lm_head_bias)
         self.post_init()
 
     @property
@@ -251,7 +253,10 @@ class FratrieSeq2SeqForConditionalGeneration(FratrieSeq2SeqPreTrainedModel, Gene
             return_dict=True,
             **kwargs,
         )
-        logits = self.lm_head(outputs.last_hidden_state)
+        states = outputs.last_hidden_state
+        if self.config.scale_decoder_outputs:
+            states = states * self.config.stacks[1].hidden_size ** -0.5
+        logits = self.lm_head(states)
         encoder_router = self.model.encoder.router_losses(outputs.encoder_router_logits, attention_mask)
         real_tokens = kwargs.get("decoder_attention_mask")
         if real_tokens is None and labels is not None:

@@ -27,6 +27,7 @@ from .experts import Router, _Experts, load_balancing_loss, router_z_loss
 from .normalization import build_norm
 from .outputs import FratrieModelOutput
 from .packing import PACKED_KWARGS, Packing, find_packing
+from .patches import PatchEmbedding
 from .positions import (
     AlibiPositionBias,
     FratrieRotaryEmbedding,
@@ -82,6 +83,10 @@ class FratriePreTrainedModel(PreTrainedModel):
         if isinstance(module, (Router, _Experts)):
             for weight in module.parameters(recurse=False):
                 init.normal_(weight, mean=0.0, std=self.config.initializer_range)
+            if isinstance(module, Router) and module.selection_bias is not None:
+                init.zeros_(module.selection_bias)
+        elif isinstance(module, PatchEmbedding):
+            init.trunc_normal_(module.image_token, std=self.config.initializer_range)
         elif isinstance(module, AlibiPositionBias):
             init.copy_(module.slopes_H, module.compute_slopes())
 
@@ -163,18 +168,29 @@ class FratrieStack(FratriePreTrainedModel):
         super().__init__(config)
         norm = partial(build_norm, size=config.hidden_size, eps=config.norm_eps, bias=config.norm_bias)
         types = getattr(config, "type_vocab_size", 0)
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        self.embed_tokens: nn.Embedding | PatchEmbedding
+        if getattr(config, "patch_size", None):
+            self.embed_tokens = PatchEmbedding(config)
+        else:
+            self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
         self.embed_token_types = nn.Embedding(types, config.hidden_size) if types else None
         self.embed_positions: nn.Module | None = None
         self.rotary_emb: nn.Module | None = None
         self.position_bias: nn.Module | None = None
         match config.position_type:
             case "learned":
-                self.embed_positions = LearnedPositions(config.max_position_embeddings, config.hidden_size)
+                self.embed_positions = LearnedPositions(
+                    config.max_position_embeddings, config.hidden_size, config.position_offset
+                )
             case "sinusoidal":
-                self.embed_positions = SinusoidalPositions(config.hidden_size)
+                self.embed_positions = SinusoidalPositions(config.hidden_size, config.sinusoid_layout)
             case "rotary":
-                self.rotary_emb = FratrieRotaryEmbedding(config)
+                rope: dict[Any, Any] = dict(config.rope_parameters or {})
+                self.rotary_emb = (
+                    FratrieRotaryEmbedding(config)
+                    if "rope_type" in rope
+                    else nn.ModuleDict({kind: FratrieRotaryEmbedding(config, kind) for kind in rope})
+                )
             case "relative":
                 self.position_bias = RelativePositionBias(config)
             case "alibi":
@@ -275,7 +291,7 @@ class FratrieStack(FratriePreTrainedModel):
         counts."""
         if self.position_bias is None:
             return None
-        device = self.embed_tokens.weight.device
+        device = self.device
         layer_idx = self.layer_types.index(layer_type)
         offset, (keys, key_offset) = 0, (length, 0)
         if cache is not None:
@@ -285,6 +301,15 @@ class FratrieStack(FratriePreTrainedModel):
             )
         queries = torch.arange(length, device=device) + offset
         return self.position_bias(queries, torch.arange(keys, device=device) + key_offset)
+
+    def rotations(
+        self, hidden_states: torch.Tensor, position_ids: torch.Tensor | None
+    ) -> dict[str, tuple[torch.Tensor, torch.Tensor] | None]:
+        """The rotary cosines and sines of each layer type, `None` without rotary positions."""
+        if isinstance(self.rotary_emb, nn.ModuleDict):
+            return {kind: rope(hidden_states, position_ids=position_ids) for kind, rope in self.rotary_emb.items()}
+        turn = None if self.rotary_emb is None else self.rotary_emb(hidden_states, position_ids=position_ids)
+        return dict.fromkeys(self.layer_types, turn)
 
     @capture_outputs
     def run(
@@ -296,11 +321,11 @@ class FratrieStack(FratriePreTrainedModel):
         **kwargs: Any,
     ) -> FratrieModelOutput:
         """Pass embedded tokens `(B, T, D)` through the blocks; `masks` and `biases` by layer type."""
-        turn = None if self.rotary_emb is None else self.rotary_emb(hidden_states, position_ids=position_ids)
+        turns = self.rotations(hidden_states, position_ids)
         for layer, layer_type in zip(self.layers, self.layer_types, strict=True):
             hidden_states = layer(
                 hidden_states,
-                position_embeddings=turn,
+                position_embeddings=turns[layer_type],
                 attention_mask=masks[layer_type],
                 position_bias=biases[layer_type],
                 **kwargs,
