@@ -1,6 +1,7 @@
 """Fratrie: one configurable Transformer block, three siblings, trained and served the Hugging Face way.
 
-Importing the package registers its models with the Auto classes of transformers, and its pipelines.
+Importing the package registers its models with the Auto classes of transformers, and its pipelines; its models then
+also load the checkpoints of the families in `fratrie.conversion`.
 """
 
 from transformers import (
@@ -14,6 +15,7 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
+from .conversion.models import register_loaders
 from .modeling.configuration import (
     FratrieDecoderConfig,
     FratrieEncoderConfig,
@@ -74,3 +76,4 @@ for _auto, _model in (
     _auto.register(_model.config_class, _model, exist_ok=True)
 
 register_pipelines()
+register_loaders()

@@ -299,6 +299,7 @@ class FratrieConfig(PreTrainedConfig):
                 )
 
     def _validate_positions(self) -> None:
+        self._require(self.position_offset >= 0, f"position_offset={self.position_offset} must not be negative.")
         if self.position_type == "sinusoidal":
             self._require(self.hidden_size % 2 == 0, f"sinusoidal positions need an even hidden_size, not "
                           f"{self.hidden_size}.")  # fmt: skip
@@ -319,14 +320,15 @@ class FratrieConfig(PreTrainedConfig):
 
     def _validate_rotary(self) -> None:
         parameters: dict[Any, Any] = dict(self.rope_parameters or {})
-        if "rope_type" not in parameters:
-            types = set(self.layer_types or [])
-            self._require(
-                set(parameters) == types,
-                f"rope_parameters={parameters} must be one set, or one for each of the layer types {sorted(types)}.",
-            )
+        # Hugging Face completes sets for layer types that the model has not into one set for all.
+        one_set = "rope_type" in parameters and not any(isinstance(value, dict) for value in parameters.values())
+        types = set(self.layer_types or [])
+        self._require(
+            one_set or (set(parameters) == types and all(parameters.values())),
+            f"rope_parameters={parameters} must be one set, or one for each of the layer types {sorted(types)}.",
+        )
         known = ["default", *ROPE_INIT_FUNCTIONS]
-        for rope in [parameters] if "rope_type" in parameters else parameters.values():
+        for rope in [parameters] if one_set else parameters.values():
             self._require(
                 rope["rope_type"] in known, f"rope_type={rope['rope_type']!r} is unknown: use {', '.join(known)}."
             )
@@ -367,7 +369,7 @@ class FratrieConfig(PreTrainedConfig):
         )
 
     def _validate_feed_forward(self) -> None:
-        for name in ("hidden_act", "classifier_activation", "head_activation"):
+        for name in ("hidden_act", "classifier_activation", "head_activation", "pooler_activation"):
             activation = getattr(self, name, None) or "gelu"
             close = difflib.get_close_matches(activation, ACT2FN, n=3)
             hint = f": did you mean {', '.join(close)}?" if close else f": choose from {', '.join(sorted(ACT2FN))}."
@@ -485,6 +487,7 @@ class FratrieEncoderConfig(FratrieConfig):
         patch_size: read images of square patches with this many pixels a side in the place of tokens (Dosovitskiy et
             al. 2021), behind one trained vector that stands for the whole image.
         image_size, num_channels: pixels a side, and numbers a pixel, of these images.
+        pooler_activation: give the bare model a pooler, a dense layer and this activation over the first token.
         head_activation: activation in the language-model head; `hidden_act` by default.
         head_bias, lm_head_bias: biases of the dense layer and of the output layer of the language-model head.
         sparse_prediction: in training, send only the masked rows through the language-model head; `logits` then hold
@@ -501,6 +504,7 @@ class FratrieEncoderConfig(FratrieConfig):
     patch_size: int | None = None
     image_size: int = 224
     num_channels: int = 3
+    pooler_activation: str | None = None
     head_activation: str | None = None
     head_bias: bool = True
     lm_head_bias: bool = True

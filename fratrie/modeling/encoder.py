@@ -11,7 +11,7 @@ from transformers.activations import ACT2FN
 from transformers.utils.generic import can_return_tuple
 
 from .configuration import FratrieEncoderConfig
-from .heads import ClassificationHead, find_real_tokens, pool
+from .heads import ClassificationHead, Pooler, find_real_tokens, pool
 from .losses import IGNORED, sequence_classification_loss, share_of_batch, token_cross_entropy
 from .normalization import build_norm
 from .outputs import (
@@ -25,9 +25,14 @@ from .stack import FratriePreTrainedModel, FratrieStack, input_shape
 
 
 class FratrieEncoderModel(FratrieStack):
-    """The bare encoder, which gives a vector a token."""
+    """The bare encoder, which gives a vector a token, and one a text where it has a pooler."""
 
     config: FratrieEncoderConfig
+
+    def __init__(self, config: FratrieEncoderConfig, add_pooling_layer: bool = True) -> None:
+        super().__init__(config)
+        self.pooler = Pooler(config) if config.pooler_activation and add_pooling_layer else None
+        self.post_init()
 
     @can_return_tuple
     def forward(
@@ -68,8 +73,15 @@ class FratrieEncoderModel(FratrieStack):
         packing = self.find_documents(shape, attention_mask, position_ids, kwargs)
         kwargs["return_dict"] = True
         if packing is not None:
-            return self.run_packed(packing, inputs, **kwargs)
-        return self.run_rows(inputs, attention_mask, position_ids, **kwargs)
+            outputs = self.run_packed(packing, inputs, **kwargs)
+        else:
+            outputs = self.run_rows(inputs, attention_mask, position_ids, **kwargs)
+        if self.pooler is not None:
+            states = outputs.last_hidden_state
+            assert states is not None
+            real_tokens = find_real_tokens(states, input_ids, attention_mask, self.config.pad_token_id)
+            outputs.pooler_output = self.pooler(pool(states, real_tokens, "first"))
+        return outputs
 
 
 class FratrieEncoderForMaskedLM(FratriePreTrainedModel):
@@ -82,7 +94,7 @@ class FratrieEncoderForMaskedLM(FratriePreTrainedModel):
         super().__init__(config)
         if config.patch_size:
             raise ValueError(f"patch_size={config.patch_size}: a model of images has no words to fill in.")
-        self.model = FratrieEncoderModel(config)
+        self.model = FratrieEncoderModel(config, add_pooling_layer=False)
         self.head_dense = nn.Linear(config.hidden_size, config.hidden_size, bias=config.head_bias)
         self.head_act_fn = ACT2FN[config.head_activation or config.hidden_act]
         norm = config.final_norm or config.feed_forward_output_norm or "layer_norm"
@@ -154,7 +166,7 @@ class FratrieEncoderForSequenceClassification(FratriePreTrainedModel):
 
     def __init__(self, config: FratrieEncoderConfig) -> None:
         super().__init__(config)
-        self.model = FratrieEncoderModel(config)
+        self.model = FratrieEncoderModel(config, add_pooling_layer=False)
         self.classifier = ClassificationHead(config)
         self.post_init()
 
@@ -220,7 +232,7 @@ class FratrieEncoderForTokenClassification(FratriePreTrainedModel):
 
     def __init__(self, config: FratrieEncoderConfig) -> None:
         super().__init__(config)
-        self.model = FratrieEncoderModel(config)
+        self.model = FratrieEncoderModel(config, add_pooling_layer=False)
         self.classifier = ClassificationHead(config)
         self.post_init()
 
@@ -287,7 +299,7 @@ class FratrieEncoderForImageClassification(FratriePreTrainedModel):
         super().__init__(config)
         if not config.patch_size:
             raise ValueError("A model that labels images needs a patch_size in its configuration, such as 16.")
-        self.model = FratrieEncoderModel(config)
+        self.model = FratrieEncoderModel(config, add_pooling_layer=False)
         self.classifier = ClassificationHead(config)
         self.post_init()
 

@@ -36,6 +36,19 @@ class ClassificationHead(nn.Module):
         return self.out_proj(self.dropout(features))
 
 
+class Pooler(nn.Module):
+    """A dense layer and an activation over the vector of the first token (Devlin et al. 2019)."""
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.act_fn = ACT2FN[config.pooler_activation]
+
+    def forward(self, first_BD: torch.Tensor) -> torch.Tensor:
+        """Map `(B, D)` to `(B, D)`."""
+        return self.act_fn(self.dense(first_BD))
+
+
 def pool(hidden_states: torch.Tensor, real_tokens: torch.Tensor, pooling: str) -> torch.Tensor:
     """One vector a sentence.
 

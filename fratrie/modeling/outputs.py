@@ -17,8 +17,9 @@ from transformers.modeling_outputs import (
 
 @dataclass
 class FratrieModelOutput(BaseModelOutputWithPastAndCrossAttentions):
-    """Output of a stack; `router_logits` holds `(B · T, E)` a sparse layer."""
+    """Output of a stack; `router_logits` holds `(B · T, E)` a sparse layer, `pooler_output` `(B, D)`."""
 
+    pooler_output: torch.Tensor | None = None
     router_logits: tuple[torch.Tensor, ...] | None = None
 
 

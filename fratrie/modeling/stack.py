@@ -4,12 +4,14 @@ Shapes: B batch, T positions, S keys, N real tokens, D hidden, E experts.
 """
 
 import math
+import os
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
 from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.masking_utils import (
@@ -76,6 +78,25 @@ class FratriePreTrainedModel(PreTrainedModel):
         "cross_attentions": OutputRecorder(CrossAttention, index=1),
         "router_logits": OutputRecorder(Router, index=0),
     }
+
+    # How to load checkpoints of foreign model types, filled by `fratrie.conversion`.
+    foreign_loaders: ClassVar[dict[str, Callable[..., Any]]] = {}
+
+    @classmethod
+    def from_pretrained(  # type: ignore[override]
+        cls, name: str | os.PathLike[str] | None, *args: Any, config: Any = None, **kwargs: Any
+    ) -> Any:
+        """Load one of our checkpoints, or one of a Hugging Face family that our block can be.
+
+        Args:
+            name: folder or hub id.
+            config: configuration in the place of the checkpoint's.
+            *args, **kwargs: as for Hugging Face's method.
+        """
+        loader = cls.foreign_loaders.get(_model_type_of(name, kwargs)) if name and cls.foreign_loaders else None
+        if loader is not None:
+            return loader(cls, name, *args, config=config, **kwargs)
+        return super().from_pretrained(name, *args, config=config, **kwargs)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -375,6 +396,16 @@ class FratrieStack(FratriePreTrainedModel):
         masks = {kind: self.build_mask(kind, hidden_states, attention_mask, cache, position_ids) for kind in types}
         biases = {kind: self.build_bias(kind, hidden_states.shape[1], cache) for kind in types}
         return self.run(hidden_states, positions, masks, biases, cache=cache, **kwargs)
+
+
+def _model_type_of(name: str | os.PathLike[str], kwargs: dict[str, Any]) -> str:
+    """What the config.json of a checkpoint calls its model; empty without one, which loading will complain about."""
+    place = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+    try:
+        fields, _ = PreTrainedConfig.get_config_dict(name, **{key: kwargs[key] for key in place if key in kwargs})
+    except OSError:
+        return ""
+    return fields.get("model_type", "")
 
 
 def past_length(cache: Cache) -> int | torch.Tensor:

@@ -1,0 +1,177 @@
+"""From models of Hugging Face to ours and back, in memory and from checkpoints."""
+
+import os
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar, cast
+
+import torch
+import transformers
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from fratrie.modeling.stack import FratriePreTrainedModel
+
+from . import bart, bert, gpt2, llama, modernbert, t5, vit
+from .recipe import Head, Recipe, States
+
+RECIPES: dict[str, Recipe] = {
+    recipe.model_type: recipe
+    for recipe in (
+        *(bert.BERT, bert.ROBERTA, bert.XLM_ROBERTA, bert.CAMEMBERT, modernbert.MODERNBERT),
+        *(gpt2.GPT2, llama.LLAMA, llama.MISTRAL, llama.QWEN2, llama.QWEN3, llama.MIXTRAL, llama.QWEN3_MOE),
+        *(bart.BART, bart.MARIAN, t5.T5, vit.VIT),
+    )
+}
+
+
+def register_loaders() -> None:
+    """Let `from_pretrained` of our classes load the checkpoints of every family that has a recipe."""
+    FratriePreTrainedModel.foreign_loaders.update(dict.fromkeys(RECIPES, load_foreign))
+
+
+_Model = TypeVar("_Model", bound=FratriePreTrainedModel)
+# What `from_pretrained` reads of a checkpoint's place rather than of the model.
+_HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
+
+
+def find_recipe(model_type: str) -> Recipe:
+    """The recipe of a model type of Hugging Face.
+
+    Raises:
+        ValueError: when there is none.
+    """
+    if model_type not in RECIPES:
+        raise ValueError(f"No recipe for model type {model_type!r}; there are {', '.join(RECIPES)}.")
+    return RECIPES[model_type]
+
+
+def from_hf(model: PreTrainedModel) -> FratriePreTrainedModel:
+    """Our model with the weights of a Hugging Face model, and its outputs.
+
+    Args:
+        model: with a head that ours has too; it stays as it is, and shares no memory with the result.
+
+    Raises:
+        ValueError: names the class, the field or the weight that has no counterpart.
+    """
+    recipe = find_recipe(model.config.model_type)
+    head = recipe.head(type(model).__name__)
+    config = _read_config(recipe, head, model)
+    ours = _build(head.ours, config, recipe.read_weights(model.state_dict(), head, model.config), model)
+    _keep_generation_config(model, ours)
+    return ours
+
+
+def to_hf(model: FratriePreTrainedModel, model_type: str | None = None) -> PreTrainedModel:
+    """The Hugging Face model with the weights of ours, and its outputs.
+
+    Args:
+        model: one of ours; it stays as it is, and shares no memory with the result.
+        model_type: the family to make it; by default that it was converted from.
+
+    Raises:
+        ValueError: names what the family does not have.
+    """
+    model_type = model_type or (model.config.foreign_fields or {}).get("model_type")
+    if model_type is None:
+        raise ValueError(f"This model was not converted: name the model_type to make it, of {', '.join(RECIPES)}.")
+    recipe = find_recipe(model_type)
+    head = recipe.head(type(model).__name__)
+    config = recipe.write_config(model.config, head)
+    states = recipe.write_weights(model.state_dict(), head, config)
+    computed = recipe.computed_weights(head)
+    arguments = {"add_pooling_layer": model.config.pooler_activation is not None} if head.pooler else {}
+    theirs = _build(head.their_class, config, states, model, computed, **arguments)
+    _keep_generation_config(model, theirs)
+    return theirs
+
+
+def load_foreign(
+    our_class: type[_Model], name: str | os.PathLike[str], config: PreTrainedConfig | None = None, **kwargs: Any
+) -> Any:
+    """Load a Hugging Face checkpoint into one of our classes; what `our_class.from_pretrained` does with it.
+
+    Weights of a head that the checkpoint lacks are new, as `from_pretrained` reports.
+
+    Args:
+        our_class: the class to load into.
+        name: folder or hub id of the checkpoint.
+        config: our configuration, if it is not that of the checkpoint.
+        **kwargs: as for `from_pretrained`.
+    """
+    hub = {key: kwargs.pop(key) for key in _HUB_ARGUMENTS if key in kwargs}
+    their_config = AutoConfig.from_pretrained(name, **hub)
+    recipe = find_recipe(their_config.model_type)
+    head = recipe.head(our_class.__name__)
+    dtype = kwargs.pop("dtype", kwargs.pop("torch_dtype", "auto"))
+    with _quietly():
+        loaded = head.their_class.from_pretrained(
+            name, config=their_config, dtype=dtype, output_loading_info=True, use_safetensors=True, **hub
+        )
+    theirs, report = cast(Any, loaded)
+    if config is None:
+        config = _read_config(recipe, head, theirs, report["missing_keys"])
+    states = {key: value for key, value in theirs.state_dict().items() if key not in report["missing_keys"]}
+    states = recipe.read_weights(states, head, theirs.config)
+    loaded = our_class.from_pretrained(None, config=config, state_dict=states, dtype=theirs.dtype, **kwargs)
+    ours = loaded[0] if isinstance(loaded, tuple) else loaded
+    ours.config.name_or_path = str(name)
+    _keep_generation_config(theirs, ours)
+    return loaded
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """No loading report: the callers judge it, or ours will say the same in our names."""
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+
+
+def _build(
+    model_class: type[PreTrainedModel],
+    config: PreTrainedConfig,
+    states: States,
+    like: PreTrainedModel,
+    computed: Collection[str] = (),
+    **kwargs: Any,
+) -> Any:
+    """A model with these weights, which are all but the computed ones, in the dtype, place and mode of another."""
+    states = {name: tensor.clone() for name, tensor in states.items()}
+    with _quietly():
+        loaded = model_class.from_pretrained(
+            None, config=config, state_dict=states, dtype=like.dtype, output_loading_info=True, **kwargs
+        )
+    model, report = cast(Any, loaded)
+    report["missing_keys"] = set(report["missing_keys"]) - set(computed)
+    assert not any(report[f"{kind}_keys"] for kind in ("missing", "unexpected", "mismatched")), report
+    model.config.name_or_path = like.config.name_or_path
+    return model.to(like.device).train(like.training)
+
+
+def _read_config(
+    recipe: Recipe, head: Head, theirs: PreTrainedModel, missing: Collection[str] = ()
+) -> PreTrainedConfig:
+    """Our configuration of their model, with what only the model itself tells.
+
+    That is whether there is a pooler, and whether the output layer is the input embedding: T5 1.1 says so and has two
+    matrices.
+    """
+    config = recipe.read_config(theirs.config, head)
+    if head.pooler and getattr(theirs, "pooler", None) is not None and "pooler.dense.weight" not in missing:
+        config.pooler_activation = head.pooler(theirs.config)
+    output = theirs.get_output_embeddings()
+    if output is not None:
+        tables = [module.weight for module in theirs.modules() if isinstance(module, torch.nn.Embedding)]
+        config.tie_word_embeddings = any(output.weight is table for table in tables)
+    return config
+
+
+def _keep_generation_config(source: PreTrainedModel, target: PreTrainedModel) -> None:
+    generation = getattr(source, "generation_config", None)
+    if generation is not None and target.can_generate():
+        target.generation_config = transformers.GenerationConfig.from_dict(generation.to_dict())

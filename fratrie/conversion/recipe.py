@@ -1,0 +1,386 @@
+"""Recipes: how a family of Hugging Face models and our block name the same things, stated once for both directions.
+
+A recipe is data: pairs of configuration fields, pairs of weights, and for each head of the family ours that computes
+the same. `Recipe.read_config` and `Recipe.write_config` go to and fro between configurations, `Recipe.read_weights`
+and `Recipe.write_weights` between state dicts.
+"""
+
+import copy
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any, cast
+
+import torch
+import transformers
+from transformers import PreTrainedConfig
+
+from fratrie.modeling.configuration import FratrieConfig, FratrieDecoderConfig, FratrieEncoderConfig
+from fratrie.modeling.stack import FratriePreTrainedModel
+
+States = dict[str, torch.Tensor]
+
+# Fields of ours that no Hugging Face configuration has a word for, and that change neither weights nor outputs.
+_OURS_ALONE = frozenset(
+    {"unpad_inputs", "linear_chunk_size", "label_thresholds", "pos_weight", "sparse_prediction", "foreign_fields",
+     "initializer_range", "use_cache", "output_router_logits", "router_aux_loss_coef", "router_z_loss_coef",
+     "pooler_activation"}
+)  # fmt: skip
+_CLASSIFIER = frozenset(f.name for f in fields(FratrieConfig) if f.name.startswith("classifier_"))
+_BASE_FIELDS = frozenset(f.name for f in fields(PreTrainedConfig))
+_COMPARED = frozenset(
+    f.name for config in (FratrieEncoderConfig, FratrieDecoderConfig) for f in fields(config)
+) - (_BASE_FIELDS | _OURS_ALONE)  # fmt: skip
+_LABELS = ("id2label", "label2id", "problem_type")
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field that both configurations have.
+
+    Attributes:
+        theirs: its name in the Hugging Face configuration.
+        ours: its name or names in ours, all of one value; `"decoder.hidden_size"` is a field of a stack. By default
+            the same name.
+        values: pairs of their value and ours, where these differ.
+        default: what `None` on their side stands for, from their configuration.
+    """
+
+    theirs: str
+    ours: str | tuple[str, ...] = ()
+    values: Mapping[Any, Any] | None = None
+    default: Callable[[PreTrainedConfig], Any] | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Our names."""
+        return (self.ours,) if isinstance(self.ours, str) else self.ours or (self.theirs,)
+
+    def read(self, theirs: PreTrainedConfig) -> Any:
+        """Our value, from their configuration.
+
+        Raises:
+            ValueError: when ours has none like it.
+        """
+        value = getattr(theirs, self.theirs)
+        if self.values is not None:
+            if value not in self.values:
+                raise ValueError(
+                    f"{theirs.model_type}: {self.theirs}={value!r} has no counterpart; known are {[*self.values]}."
+                )
+            return self.values[value]
+        return self.default(theirs) if value is None and self.default else value
+
+    def write(self, ours: PreTrainedConfig) -> Any:
+        """Their value, from our configuration; of several names the first counts."""
+        value = look_up(ours, self.names[0])
+        if self.values is None:
+            return value
+        return next((key for key, known in self.values.items() if known == value), None)
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A module or a parameter that both models have; `*` stands for the number of a layer.
+
+    Attributes:
+        theirs: its name in the Hugging Face model, without `.weight` and `.bias`.
+        ours: its name in ours; several where their matrix holds ours stacked; none where we have no use for it.
+        transposed: their matrix is `(in, out)`.
+        leading: their tensor has a first dimension of size one more.
+        when: fields of their configuration, and the values with which the line holds.
+    """
+
+    theirs: str
+    ours: str | tuple[str, ...] = ()
+    transposed: bool = False
+    leading: bool = False
+    when: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Our names."""
+        return (self.ours,) if isinstance(self.ours, str) else self.ours
+
+    def holds(self, theirs: PreTrainedConfig) -> bool:
+        """Whether the line is one for models of this configuration of theirs."""
+        return all(getattr(theirs, name) == value for name, value in self.when.items())
+
+    def read(self, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Our tensors, one a name, from theirs."""
+        tensor = tensor.squeeze(0) if self.leading else tensor
+        tensor = tensor.T if self.transposed and tensor.ndim == 2 else tensor
+        return tensor.chunk(len(self.names))
+
+    def write(self, tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+        """Their tensor from ours."""
+        tensor = torch.cat(tuple(tensors))
+        tensor = tensor.T if self.transposed and tensor.ndim == 2 else tensor
+        return (tensor.unsqueeze(0) if self.leading else tensor).contiguous()
+
+
+@dataclass(frozen=True)
+class Head:
+    """A class of the family and ours that computes the same.
+
+    Attributes:
+        theirs: name of their class.
+        ours: our class.
+        prefix: where their bare model lies within theirs, such as `"bert."`.
+        weights: the weights of the head.
+        always: fields that ours has with this head.
+        read: fields of ours as functions of their configuration.
+        fields: pairs of fields that this head alone reads.
+        pooler: the activation of their pooler, of a bare model that may have one.
+    """
+
+    theirs: str
+    ours: type[FratriePreTrainedModel]
+    prefix: str = ""
+    weights: tuple[Weight, ...] = ()
+    always: Mapping[str, Any] = field(default_factory=dict)
+    read: Mapping[str, Callable[[PreTrainedConfig], Any]] = field(default_factory=dict)
+    fields: tuple[Field, ...] = ()
+    pooler: Callable[[PreTrainedConfig], str] | None = None
+
+    @property
+    def their_class(self) -> type[transformers.PreTrainedModel]:
+        """Their class."""
+        return getattr(transformers, self.theirs)
+
+    @property
+    def our_prefix(self) -> str:
+        """Where our bare model lies within ours."""
+        return "" if self.ours.__name__.endswith("Model") else "model."
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A family: its configurations, weights and heads, theirs beside ours.
+
+    Attributes:
+        model_type: what Hugging Face calls the family.
+        config: our configuration class.
+        fields: pairs of fields.
+        always: fields that ours has for every model of the family.
+        read: fields of ours as functions of their configuration.
+        write: fields of theirs as functions of our configuration (`None`: leave it out), for what `foreign_fields`
+            does not hold. Whatever `read` and `write` do, `write_config` reads its result back and refuses a model
+            that would come out as another one.
+        required: fields of theirs that must have this value, since ours cannot be otherwise.
+        inert: fields of theirs that change neither weights nor outputs; kept in `foreign_fields`.
+        weights: pairs of weights of the bare model.
+        heads: the classes.
+    """
+
+    model_type: str
+    config: type[PreTrainedConfig]
+    fields: tuple[Field, ...]
+    weights: tuple[Weight, ...]
+    heads: tuple[Head, ...]
+    always: Mapping[str, Any] = field(default_factory=dict)
+    read: Mapping[str, Callable[[PreTrainedConfig], Any]] = field(default_factory=dict)
+    write: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    required: Mapping[str, Any] = field(default_factory=dict)
+    inert: tuple[str, ...] = ()
+
+    @cached_property
+    def their_config(self) -> type[PreTrainedConfig]:
+        """Their configuration class."""
+        return transformers.CONFIG_MAPPING[self.model_type]
+
+    def head(self, name: str) -> Head:
+        """The head with a class of this name, theirs or ours.
+
+        Raises:
+            ValueError: when there is none.
+        """
+        for head in self.heads:
+            if name in (head.theirs, head.ours.__name__):
+                return head
+        known = ", ".join(head.theirs for head in self.heads)
+        raise ValueError(f"{name} has no counterpart for model type {self.model_type!r}; {known} have.")
+
+    def read_config(self, theirs: PreTrainedConfig, head: Head) -> PreTrainedConfig:
+        """Our configuration of their model.
+
+        Raises:
+            ValueError: names the fields whose values ours cannot represent.
+        """
+        self._refuse_unknown(theirs, head)
+        ours: dict[str, Any] = {**self.always, **head.always}
+        for pair in (*self.fields, *head.fields):
+            ours.update(dict.fromkeys(pair.names, pair.read(theirs)))
+        ours.update({name: compute(theirs) for name, compute in {**self.read, **head.read}.items()})
+        ours.update({name: getattr(theirs, name) for name in _LABELS if getattr(theirs, name, None)})
+        build = cast(Any, self.config)
+        return build(**copy.deepcopy(_nested(ours)), foreign_fields=self._foreign(theirs, head))
+
+    def write_config(self, ours: PreTrainedConfig, head: Head) -> PreTrainedConfig:
+        """Their configuration of our model.
+
+        Raises:
+            ValueError: names the fields whose values theirs cannot represent.
+        """
+        kept = self._kept_fields(head)
+        theirs = {name: value for name, value in (ours.foreign_fields or {}).items() if name in kept}
+        computed = {name: compute(ours) for name, compute in self.write.items() if name not in theirs}
+        theirs.update({name: value for name, value in computed.items() if value is not None})
+        theirs.update({pair.theirs: pair.write(ours) for pair in (*self.fields, *head.fields)})
+        theirs.update({name: getattr(ours, name) for name in _LABELS if getattr(ours, name, None)})
+        written = self.their_config(**copy.deepcopy(theirs))
+        self._restore_defaults(written, head)
+        lost = _differences(ours, self.read_config(written, head), head)
+        if lost:
+            raise ValueError(f"A {self.model_type!r} model cannot have {', '.join(lost)}.")
+        return written
+
+    def read_weights(self, states: Mapping[str, torch.Tensor], head: Head, theirs: PreTrainedConfig) -> States:
+        """Our state dict from theirs, whose configuration is `theirs`; second names of tied weights are left out.
+
+        Raises:
+            ValueError: names the weights for which the recipe has no line.
+        """
+        lines = self._lines(head, theirs)
+        ours, unknown = {}, {}
+        for name, tensor in states.items():
+            for rule, their_pattern, our_patterns in lines:
+                if match := _fit(their_pattern, name):
+                    parts = rule.read(tensor) if rule.names else ()
+                    ours.update({_fill(p, match): part for p, part in zip(our_patterns, parts, strict=True)})
+                    break
+            else:
+                unknown[name] = tensor
+        _refuse_all_but_copies(unknown, states, f"{head.theirs}: {head.ours.__name__}")
+        return ours
+
+    def write_weights(self, states: Mapping[str, torch.Tensor], head: Head, theirs: PreTrainedConfig) -> States:
+        """Their state dict from ours (as `read_weights`)."""
+        lines = self._lines(head, theirs)
+        written, unknown = {}, {}
+        for name, tensor in states.items():
+            for rule, their_pattern, our_patterns in lines:
+                match = next(filter(None, (_fit(pattern, name) for pattern in our_patterns)), None)
+                if match is not None:
+                    parts = [states[_fill(pattern, match)] for pattern in our_patterns]
+                    written[_fill(their_pattern, match)] = rule.write(parts)
+                    break
+            else:
+                unknown[name] = tensor
+        _refuse_all_but_copies(unknown, states, f"{head.ours.__name__}: {head.theirs}")
+        return written
+
+    def _lines(self, head: Head, theirs: PreTrainedConfig) -> list[tuple[Weight, str, list[str]]]:
+        """The lines for a head and a configuration of theirs, with the full names of both sides."""
+        body = [(rule, head.prefix + rule.theirs, [head.our_prefix + ours for ours in rule.names])
+                for rule in self.weights]  # fmt: skip
+        lines = [(rule, rule.theirs, list(rule.names)) for rule in head.weights] + body
+        return [line for line in lines if line[0].holds(theirs)]
+
+    def computed_weights(self, head: Head) -> set[str]:
+        """Weights of theirs that ours has no use for, such as tables of sinusoids; their class makes them again."""
+        return {f"{head.prefix}{rule.theirs}.weight" for rule in self.weights if not rule.names}
+
+    def _kept_fields(self, head: Head) -> set[str]:
+        """Fields of theirs that mean nothing to this head of ours."""
+        others = {pair.theirs for other in self.heads for pair in other.fields}
+        return {*self.inert, *(others - {pair.theirs for pair in head.fields})}
+
+    def _known_fields(self, head: Head) -> set[str]:
+        pairs = (*self.fields, *head.fields)
+        known = {*(pair.theirs for pair in pairs), *self.write, *self.required, *_LABELS, *self._kept_fields(head)}
+        return known | _BASE_FIELDS
+
+    def _refuse_unknown(self, theirs: PreTrainedConfig, head: Head) -> None:
+        wrong = [
+            f"{name}={getattr(theirs, name)!r} (only {value!r})"
+            for name, value in self.required.items()
+            if getattr(theirs, name, value) != value
+        ]
+        default = self.their_config()
+        for f in fields(theirs):
+            if f.name not in self._known_fields(head) and getattr(theirs, f.name) != getattr(default, f.name):
+                wrong.append(f"{f.name}={getattr(theirs, f.name)!r}")
+        if wrong:
+            raise ValueError(f"Our block cannot represent this {self.model_type!r} model: {', '.join(wrong)}.")
+
+    def _foreign(self, theirs: PreTrainedConfig, head: Head) -> dict[str, Any]:
+        default = self.their_config()
+        kept = {name: getattr(theirs, name, None) for name in sorted(self._kept_fields(head))}
+        return {
+            "model_type": self.model_type,
+            **{name: value for name, value in kept.items() if value != getattr(default, name, None)},
+        }
+
+    def _restore_defaults(self, theirs: PreTrainedConfig, head: Head) -> None:
+        """Write `None` where it stands for the very value (as a fresh configuration of theirs has it)."""
+        for pair in (*self.fields, *head.fields):
+            if pair.default and getattr(self.their_config(), pair.theirs) is None:
+                value = getattr(theirs, pair.theirs)
+                setattr(theirs, pair.theirs, None)
+                if pair.default(theirs) != value:
+                    setattr(theirs, pair.theirs, value)
+
+
+def look_up(config: PreTrainedConfig, name: str) -> Any:
+    """A field of a configuration or, by a dotted name, of one of its stacks."""
+    value: Any = config
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def both(name: str) -> tuple[str, str]:
+    """The field of this name of both stacks."""
+    return f"encoder.{name}", f"decoder.{name}"
+
+
+def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted names as dictionaries in a dictionary."""
+    nested: dict[str, Any] = {}
+    for name, value in flat.items():
+        *stack, name = name.split(".")
+        (nested.setdefault(stack[0], {}) if stack else nested)[name] = value
+    return nested
+
+
+def _differences(ours: PreTrainedConfig, read_back: PreTrainedConfig, head: Head) -> list[str]:
+    """Fields in which two of our configurations differ, as `name=value` of the first."""
+    free = frozenset() if "Classification" in head.ours.__name__ else _CLASSIFIER
+    different = []
+    for stack in ("", "encoder.", "decoder.") if getattr(ours, "encoder", None) else ("",):
+        pair = [look_up(config, stack[:-1]) if stack else config for config in (ours, read_back)]
+        names = {f.name for f in fields(pair[0])} & (_COMPARED | _seq2seq_fields(stack)) - free
+        different += [
+            f"{stack}{name}={getattr(pair[0], name)!r}"
+            for name in sorted(names)
+            if getattr(pair[0], name) != getattr(pair[1], name)
+        ]
+    return different
+
+
+def _seq2seq_fields(stack: str) -> frozenset[str]:
+    return frozenset() if stack else frozenset({"share_embeddings", "scale_decoder_outputs", "decoder_start_token_id"})
+
+
+def _refuse_all_but_copies(unknown: States, states: Mapping[str, torch.Tensor], classes: str) -> None:
+    """Raise a `ValueError` for tensors without a line in the recipe, but not for a tied weight's second name."""
+    known = {tensor.data_ptr() for name, tensor in states.items() if name not in unknown}
+    strange = [name for name, tensor in unknown.items() if tensor.data_ptr() not in known]
+    if strange:
+        raise ValueError(f"{classes} has no counterpart for the weights {', '.join(strange)}.")
+
+
+def _fit(pattern: str, name: str) -> tuple[str, ...] | None:
+    """The numbers and the ending (`.weight`, `.bias` or nothing) of a name that fits a pattern."""
+    regex = re.escape(pattern).replace(r"\*", r"(\d+)") + r"(\.weight|\.bias|)"
+    match = re.fullmatch(regex, name)
+    return match.groups() if match else None
+
+
+def _fill(pattern: str, numbers_and_ending: tuple[str, ...]) -> str:
+    *numbers, ending = numbers_and_ending
+    for number in numbers:
+        pattern = pattern.replace("*", number, 1)
+    return pattern + ending

@@ -1,0 +1,105 @@
+"""T5 and T5 1.1 (Raffel et al. 2020; Shazeer 2020): relative positions, RMSNorm, no biases, unscaled attention."""
+
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from fratrie.modeling.configuration import FratrieSeq2SeqConfig, norm_slots
+from fratrie.modeling.seq2seq import FratrieSeq2SeqForConditionalGeneration, FratrieSeq2SeqModel
+
+from .recipe import Field, Head, Recipe, Weight, both
+
+_LAYOUT = {
+    **norm_slots("pre", "rms_norm"),
+    "position_type": "relative",
+    "attention_scale": 1.0,
+    "scale_embeddings": False,
+    "attention_bias": False,
+    "attention_output_bias": False,
+    "feed_forward_bias": False,
+}
+_GATED = {"is_gated_act": True}
+_PLAIN = {"is_gated_act": False}
+
+
+def _attention(theirs: str, ours: str) -> tuple[Weight, ...]:
+    return tuple(Weight(f"{theirs}.{name}", f"{ours}.{name}_proj") for name in "qkvo")
+
+
+def _feed_forward(theirs: str, ours: str) -> tuple[Weight, ...]:
+    return (
+        Weight(f"{theirs}.layer_norm", f"{ours}_input_norm"),
+        Weight(f"{theirs}.DenseReluDense.wi", f"{ours}.up_proj", when=_PLAIN),
+        Weight(f"{theirs}.DenseReluDense.wi_0", f"{ours}.gate_proj", when=_GATED),
+        Weight(f"{theirs}.DenseReluDense.wi_1", f"{ours}.up_proj", when=_GATED),
+        Weight(f"{theirs}.DenseReluDense.wo", f"{ours}.down_proj"),
+    )
+
+
+def _stack(stack: str) -> tuple[Weight, ...]:
+    theirs, ours = f"{stack}.block.*.layer", f"{stack}.layers.*"
+    return (
+        Weight(f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias", f"{stack}.position_bias.table"),
+        Weight(f"{theirs}.0.layer_norm", f"{ours}.mixer_input_norm"),
+        *_attention(f"{theirs}.0.SelfAttention", f"{ours}.mixer"),
+        Weight(f"{stack}.final_layer_norm", f"{stack}.norm"),
+    )
+
+
+def _feed_forward_proj(ours: Any) -> str:
+    kind = ours.decoder.hidden_act
+    return f"gated-{kind.replace('gelu_new', 'gelu')}" if ours.decoder.gated_feed_forward else kind
+
+
+def _start(theirs: PreTrainedConfig) -> int | None:
+    start = getattr(theirs, "decoder_start_token_id", None)
+    return theirs.pad_token_id if start is None else start
+
+
+T5 = Recipe(
+    model_type="t5",
+    config=FratrieSeq2SeqConfig,
+    fields=(
+        Field("vocab_size", both("vocab_size")),
+        Field("d_model", both("hidden_size")),
+        Field("d_kv", both("head_dim")),
+        Field("d_ff", both("intermediate_size")),
+        Field("num_layers", "encoder.num_hidden_layers"),
+        Field("num_decoder_layers", "decoder.num_hidden_layers"),
+        Field("num_heads", both("num_attention_heads")),
+        Field("relative_attention_num_buckets", both("relative_num_buckets")),
+        Field("relative_attention_max_distance", both("relative_max_distance")),
+        Field("dropout_rate", tuple(name for kind in ("hidden", "embedding", "attention", "activation")
+                                    for name in both(f"{kind}_dropout"))),
+        Field("layer_norm_epsilon", both("norm_eps")),
+        Field("scale_decoder_outputs"),
+        Field("use_cache"),
+        Field("pad_token_id"),
+        Field("eos_token_id"),
+    ),
+    always={name: value for field, value in _LAYOUT.items() for name in dict.fromkeys(both(field), value)},
+    read={
+        **dict.fromkeys(both("hidden_act"), lambda theirs: theirs.dense_act_fn),
+        **dict.fromkeys(both("gated_feed_forward"), lambda theirs: theirs.is_gated_act),
+        "decoder_start_token_id": _start,
+        "bos_token_id": lambda theirs: getattr(theirs, "bos_token_id", None),
+    },
+    write={"feed_forward_proj": _feed_forward_proj},
+    weights=(
+        Weight("shared", "encoder.embed_tokens"),
+        *_stack("encoder"),
+        *_feed_forward("encoder.block.*.layer.1", "encoder.layers.*.feed_forward"),
+        *_stack("decoder"),
+        Weight("decoder.block.*.layer.1.layer_norm", "decoder.layers.*.cross_attention_input_norm"),
+        *_attention("decoder.block.*.layer.1.EncDecAttention", "decoder.layers.*.cross_attention"),
+        *_feed_forward("decoder.block.*.layer.2", "decoder.layers.*.feed_forward"),
+    ),
+    heads=(
+        Head("T5Model", FratrieSeq2SeqModel),
+        Head("T5ForConditionalGeneration", FratrieSeq2SeqForConditionalGeneration, "",
+             (Weight("lm_head", "lm_head"),)),
+    ),
+    required={"is_encoder_decoder": True, "is_decoder": False},
+    # Output layers of T5 1.1 are matrices of their own although their configurations say that they are tied.
+    inert=("initializer_factor", "classifier_dropout", "tie_word_embeddings"),
+)  # fmt: skip
