@@ -27,7 +27,7 @@ RECIPES: dict[str, Recipe] = {
 
 def register_loaders() -> None:
     """Let `from_pretrained` of our classes load the checkpoints of every family that has a recipe."""
-    FratriePreTrainedModel.foreign_loaders.update(dict.fromkeys(RECIPES, load_foreign))
+    FratriePreTrainedModel.foreign_loaders.update(dict.fromkeys(RECIPES, load_checkpoint))
 
 
 _Model = TypeVar("_Model", bound=FratriePreTrainedModel)
@@ -87,7 +87,7 @@ def to_hf(model: FratriePreTrainedModel, model_type: str | None = None) -> PreTr
     return theirs
 
 
-def load_foreign(
+def load_checkpoint(
     our_class: type[_Model], name: str | os.PathLike[str], config: PreTrainedConfig | None = None, **kwargs: Any
 ) -> Any:
     """Load a Hugging Face checkpoint into one of our classes; what `our_class.from_pretrained` does with it.
@@ -106,7 +106,7 @@ def load_foreign(
     head = recipe.head(our_class.__name__)
     dtype = kwargs.pop("dtype", kwargs.pop("torch_dtype", "auto"))
     with _quietly():
-        loaded = head.their_class.from_pretrained(
+        loaded: Any = head.their_class.from_pretrained(
             name, config=their_config, dtype=dtype, output_loading_info=True, use_safetensors=True, **hub
         )
     theirs, report = cast(Any, loaded)

