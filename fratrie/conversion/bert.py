@@ -17,6 +17,8 @@ _POOLED = {"classifier_activation": "tanh", "classifier_pooling": "first"}
 _CLASSIFIER_DROPOUT = Field("classifier_dropout", default=lambda config: config.hidden_dropout_prob)
 _DENSE_CLASSIFIER = {"classifier_hidden_sizes": lambda config: [config.hidden_size]}
 _TOKEN_CLASSIFIER = (Weight("classifier", "classifier.out_proj"),)
+# A second bias of the output layer, which is the first one where weights are tied, and is not read elsewhere.
+_UNTIED = {"tie_word_embeddings": False}
 # Hugging Face dropped these fields with the code that read them; old checkpoints still have them.
 _REQUIRED = {"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"}
 
@@ -62,6 +64,7 @@ BERT = Recipe(
             Weight("cls.predictions.transform.dense", "head_dense"),
             Weight("cls.predictions.transform.LayerNorm", "head_norm"),
             Weight("cls.predictions.decoder", "lm_head"),
+            Weight("cls.predictions.bias", when=_UNTIED),
         )),
         Head("BertForSequenceClassification", FratrieEncoderForSequenceClassification, "bert.", (
             Weight("bert.pooler.dense", "classifier.dense.0"),
@@ -91,6 +94,7 @@ def _like_roberta(model_type: str, name: str) -> Recipe:
                 Weight("lm_head.dense", "head_dense"),
                 Weight("lm_head.layer_norm", "head_norm"),
                 Weight("lm_head.decoder", "lm_head"),
+                Weight("lm_head.bias", when=_UNTIED),
             ), always={"head_activation": "gelu"}),
             Head(f"{name}ForSequenceClassification", FratrieEncoderForSequenceClassification, "roberta.", (
                 Weight("classifier.dense", "classifier.dense.0"),

@@ -225,16 +225,25 @@ class Recipe:
         """
         kept = self._kept_fields(head)
         theirs = {name: value for name, value in (ours.foreign_fields or {}).items() if name in kept}
-        computed = {name: compute(ours) for name, compute in self.write.items() if name not in theirs}
-        theirs.update({name: value for name, value in computed.items() if value is not None})
         theirs.update({pair.theirs: pair.write(ours) for pair in (*self.fields, *head.fields)})
         theirs.update({name: getattr(ours, name) for name in _LABELS if getattr(ours, name, None)})
-        written = self.their_config(**copy.deepcopy(theirs))
-        self._restore_defaults(written, head)
-        lost = _differences(ours, self.read_config(written, head), head)
-        if lost:
-            raise ValueError(f"A {self.model_type!r} model cannot have {', '.join(lost)}.")
-        return written
+        computed = {name: value for name, compute in self.write.items() if (value := compute(ours)) is not None}
+        lost = []
+        # Fields that were kept stay as they were, unless our configuration has changed meanwhile.
+        for extra in ({name: value for name, value in computed.items() if name not in kept}, computed):
+            written = self.their_config(**copy.deepcopy({**theirs, **extra}))
+            self._restore_defaults(written, head)
+            lost = self._lost(ours, written, head)
+            if not lost:
+                return written
+        raise ValueError(f"A {self.model_type!r} model cannot have {', '.join(lost)}.")
+
+    def _lost(self, ours: PreTrainedConfig, written: PreTrainedConfig, head: Head) -> list[str]:
+        """What of our configuration theirs does not say."""
+        try:
+            return _differences(ours, self.read_config(written, head), head)
+        except ValueError as error:
+            return [str(error)]
 
     def read_weights(self, states: Mapping[str, torch.Tensor], head: Head, theirs: PreTrainedConfig) -> States:
         """Our state dict from theirs, whose configuration is `theirs`; second names of tied weights are left out.
@@ -271,16 +280,17 @@ class Recipe:
         _refuse_all_but_copies(unknown, states, f"{head.ours.__name__}: {head.theirs}")
         return written
 
-    def _lines(self, head: Head, theirs: PreTrainedConfig) -> list[tuple[Weight, str, list[str]]]:
-        """The lines for a head and a configuration of theirs, with the full names of both sides."""
+    def _lines(self, head: Head, theirs: PreTrainedConfig | None) -> list[tuple[Weight, str, list[str]]]:
+        """The lines for a head and a configuration of theirs (`None`: all), with the full names of both sides."""
         body = [(rule, head.prefix + rule.theirs, [head.our_prefix + ours for ours in rule.names])
                 for rule in self.weights]  # fmt: skip
         lines = [(rule, rule.theirs, list(rule.names)) for rule in head.weights] + body
-        return [line for line in lines if line[0].holds(theirs)]
+        return [line for line in lines if theirs is None or line[0].holds(theirs)]
 
     def computed_weights(self, head: Head) -> set[str]:
-        """Weights of theirs that ours has no use for, such as tables of sinusoids; their class makes them again."""
-        return {f"{head.prefix}{rule.theirs}.weight" for rule in self.weights if not rule.names}
+        """Weights of theirs that no output depends on, or that are no more than a formula; their class makes them."""
+        names = {line for rule, line, ours in self._lines(head, None) if not ours}
+        return names | {f"{name}.weight" for name in names}
 
     def _kept_fields(self, head: Head) -> set[str]:
         """Fields of theirs that mean nothing to this head of ours."""

@@ -1,5 +1,6 @@
 """Configurations: each field changes something and survives JSON, and what contradicts itself is refused by name."""
 
+import copy
 import json
 from dataclasses import dataclass, field, fields
 
@@ -12,8 +13,10 @@ from fratrie import (
     FratrieDecoderForCausalLM,
     FratrieDecoderForSequenceClassification,
     FratrieEncoderConfig,
+    FratrieEncoderForImageClassification,
     FratrieEncoderForMaskedLM,
     FratrieEncoderForSequenceClassification,
+    FratrieEncoderModel,
     FratrieSeq2SeqConfig,
     FratrieSeq2SeqForConditionalGeneration,
     norm_slots,
@@ -33,7 +36,11 @@ TINY = {
     "num_labels": 3,
 }
 MODELS = {
-    FratrieEncoderConfig: (FratrieEncoderForMaskedLM, FratrieEncoderForSequenceClassification),
+    FratrieEncoderConfig: (
+        FratrieEncoderForMaskedLM,
+        FratrieEncoderForSequenceClassification,
+        FratrieEncoderForImageClassification,
+    ),
     FratrieDecoderConfig: (FratrieDecoderForCausalLM, FratrieDecoderForSequenceClassification),
     FratrieSeq2SeqConfig: (FratrieSeq2SeqForConditionalGeneration, None),
 }
@@ -60,6 +67,11 @@ def forward(model, **arguments):
 def weights(config):
     """Names and shapes of the parameters, tied ones once."""
     return sorted((name, tuple(parameter.shape)) for name, parameter in build(config).named_parameters())
+
+
+def state(config):
+    """Names of all that is saved, buffers too."""
+    return sorted(build(config).state_dict())
 
 
 def initial(config):
@@ -92,6 +104,19 @@ def classification_training(config):
 
 def classification_weights(config):
     return [tuple(parameter.shape) for parameter in build(config, 1).classifier.parameters()]
+
+
+def base_weights(config):
+    return sorted(FratrieEncoderModel(config).state_dict())
+
+
+def image_weights(config):
+    return [tuple(parameter.shape) for parameter in build(config, 2).parameters()]
+
+
+def image_tokens(config):
+    pixels = torch.zeros(1, config.num_channels, config.image_size, config.image_size)
+    return build(config, 2).model(pixel_values=pixels).last_hidden_state.shape
 
 
 def multi_label_loss(config):
@@ -133,6 +158,9 @@ class Case:
 
 ROTARY = {"position_type": "rotary"}
 SPARSE = {"num_experts": 4}
+GROUPED = {"num_experts": 8, "router_num_groups": 4}
+DENSE_HEAD = {"classifier_hidden_sizes": [8]}
+IMAGE = {"patch_size": 4, "image_size": 8}
 MULTI = {"problem_type": "multi_label_classification"}
 SHARED = {
     "vocab_size": Case(31, weights),
@@ -152,6 +180,9 @@ SHARED = {
     "query_key_norm": Case("rms_norm", weights),
     "position_type": Case("alibi", weights),
     "max_position_embeddings": Case(40, weights),
+    "position_offset": Case(2, weights),
+    "sinusoid_layout": Case("halves", output, {"position_type": "sinusoidal"}),
+    "rope_interleaved": Case(True, output, ROTARY),
     "rope_parameters": Case({"rope_type": "default", "rope_theta": 100.0}, output, ROTARY),
     "relative_num_buckets": Case(16, weights, {"position_type": "relative"}),
     "relative_max_distance": Case(9, output, {"position_type": "relative", "relative_num_buckets": 8}),
@@ -165,6 +196,7 @@ SHARED = {
     "feed_forward_output_norm": Case(
         "rms_norm", weights, {"norm_after_residual": False, "feed_forward_output_norm": None}
     ),
+    "first_input_norm": Case(False, weights, {"mixer_input_norm": "layer_norm"}),
     "norm_after_residual": Case(
         True, output, {**norm_slots("sandwich"), "norm_after_residual": False, "final_norm": None}
     ),
@@ -177,6 +209,11 @@ SHARED = {
     "moe_intermediate_size": Case(8, weights, SPARSE),
     "num_shared_experts": Case(1, weights, SPARSE),
     "norm_topk_prob": Case(False, output, SPARSE),
+    "router_scoring": Case("sigmoid", output, SPARSE),
+    "router_selection_bias": Case(True, state, SPARSE),
+    "router_num_groups": Case(4, output, {"num_experts": 8}),
+    "router_groups_per_tok": Case(2, output, GROUPED),
+    "routed_scaling_factor": Case(2.5, output, SPARSE),
     "router_aux_loss_coef": Case(1.0, training_loss, SPARSE),
     "router_z_loss_coef": Case(1.0, training_loss, SPARSE),
     "output_router_logits": Case(True, returned, SPARSE),
@@ -193,14 +230,25 @@ SHARED = {
     "eos_token_id": Case(7, saved),
     "classifier_pooling": Case("first", classification),
     "classifier_hidden_sizes": Case([8, 4], classification_weights),
-    "classifier_activation": Case("relu", classification, {"classifier_hidden_sizes": [8]}),
+    "classifier_activation": Case("relu", classification, DENSE_HEAD),
+    "classifier_norm": Case("rms_norm", classification_weights, DENSE_HEAD),
+    "classifier_bias": Case(False, classification_weights, DENSE_HEAD),
+    "classifier_output_bias": Case(False, classification_weights),
     "classifier_dropout": Case(0.3, classification_training),
     "pos_weight": Case([1.0, 2.0, 3.0], multi_label_loss, MULTI),
     "label_thresholds": Case([0.1, 0.2, 0.3], saved),
+    "foreign_fields": Case({"summary_type": "cls_index", "n_special": 0}, saved),
 }
 ENCODER = {
     **{name: case for name, case in SHARED.items() if name != "linear_chunk_size"},  # it acts where causal
     "type_vocab_size": Case(2, weights),
+    "patch_size": Case(2, image_weights, IMAGE),
+    "image_size": Case(12, image_tokens, IMAGE),
+    "num_channels": Case(1, image_weights, IMAGE),
+    "pooler_activation": Case("tanh", base_weights),
+    "head_activation": Case("relu", output),
+    "head_bias": Case(False, weights),
+    "lm_head_bias": Case(False, weights),
     "sparse_prediction": Case(True, training_logits_shape),
 }
 CROSS = {"add_cross_attention": True}
@@ -225,6 +273,9 @@ SEQ2SEQ = {
     "bos_token_id": Case(2, saved),
     "eos_token_id": Case(None, generation, {**SPECIAL, "eos_token_id": list(range(1, 30))}),
     "decoder_start_token_id": Case(5, generation, SPECIAL),
+    "lm_head_bias": Case(True, weights),
+    "scale_decoder_outputs": Case(True, output),
+    "foreign_fields": Case({"classif_dropout": 0.0}, saved),
 }
 TABLES = {FratrieEncoderConfig: ENCODER, FratrieDecoderConfig: DECODER, FratrieSeq2SeqConfig: SEQ2SEQ}
 ROWS = [
@@ -350,6 +401,8 @@ def test_wrong_types_are_named(config_class):
 
 # --- contradictions ------------------------------------------------------------------------------------------------
 
+ROPE = {"rope_type": "default", "rope_theta": 1e4}
+SLIDES = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 3}
 CONTRADICTIONS = [
     *(
         ({name: value}, rf"{name}={value} must be at least 1")
@@ -379,8 +432,19 @@ CONTRADICTIONS = [
     ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, r"linear.*position_type='learned'"),
     ({"position_type": "sinusoidal", "hidden_size": 15, "head_dim": 4}, r"even hidden_size, not 15"),
     ({"position_type": "rotary", "head_dim": 5}, r"even head_dim, not 5"),
-    ({"position_type": "rotary", "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
-     r"differ by layer type.*give one set"),
+    ({"position_type": "rotary", "rope_parameters": {"rope_type": "yarm"}}, r"rope_type='yarm' is unknown: use defa"),
+    ({"position_type": "rotary", "rope_parameters": {"sliding_attention": ROPE}},
+     r"one set, or one for each of the layer types \['full_attention'\]"),
+    ({"position_type": "rotary", "rope_parameters": {"full_attention": ROPE, "sliding_attention": ROPE}},
+     r"one set, or one for each of the layer types \['full_attention'\]"),
+    ({"position_type": "rotary", "rope_parameters": {"full_attention": ROPE}, **SLIDES},
+     r"rope_parameters=.*full_attention.*one for each of the layer types \['full_attention', 'sliding_attention'\]"),
+    ({"position_type": "rotary", "rope_parameters": {"full_attention": ROPE, "sliding_attention": None}, **SLIDES},
+     r"rope_parameters=.*'sliding_attention': None.*one for each of the layer types"),
+    ({"position_type": "rotary",
+      "rope_parameters": {"full_attention": ROPE, "sliding_attention": {"rope_type": "yarm"}}, **SLIDES},
+     r"rope_type='yarm' is unknown: use default, .*yarn"),
+    ({"position_offset": -1}, r"position_offset=-1 must not be negative"),
     ({"position_type": "relative", "relative_num_buckets": 1}, r"relative_num_buckets=1 and .*_distance=128"),
     ({"position_type": "relative", "relative_max_distance": 2}, r"relative_max_distance=2 leave no room.*above"),
     ({"layer_types": ["full_attention", "chunked_attention"]},
@@ -396,6 +460,7 @@ CONTRADICTIONS = [
     ({"layer_types": ["sliding_attention"] * 2}, r"sliding_window=None: set it to a positive size"),
     ({"layer_types": ["sliding_attention"] * 2, "sliding_window": -1}, r"sliding_window=-1: set it to a positive"),
     ({"sliding_window": 4}, r"sliding_window=4 has no use without a 'sliding_attention' layer"),
+    ({"mixer_input_norm": None, "first_input_norm": False}, r"first_input_norm=False has no use without mixer_input"),
     ({"mixer_output_norm": None, "feed_forward_output_norm": None, "norm_after_residual": True},
      r"norm_after_residual=True has no use without mixer_output_norm or feed_forward_output_norm"),
     ({"hidden_act": "gelo"}, r"hidden_act='gelo' is unknown: did you mean .*gelu"),
@@ -405,6 +470,23 @@ CONTRADICTIONS = [
     ({"num_experts": 4, "mlp_layer_types": ["dense", "dense"]}, r"num_experts=4 has no use without a 'sparse' layer"),
     ({"num_experts": 4, "num_experts_per_tok": 5}, r"num_experts_per_tok=5 must lie between 1 and num_experts=4"),
     ({"num_experts": 4, "num_experts_per_tok": 0}, r"num_experts_per_tok=0 must lie between 1 and num_experts=4"),
+    *(
+        ({"num_experts": 8, "router_num_groups": 4, "router_groups_per_tok": chosen},
+         rf"router_groups_per_tok={chosen} must lie between 1 and router_num_groups=4")
+        for chosen in (0, 5)
+    ),
+    ({"num_experts": 4, "router_num_groups": 0}, r"router_groups_per_tok=1 must lie .*router_num_groups=0"),
+    *(
+        ({"num_experts": 8, "router_num_groups": groups},
+         rf"router_num_groups={groups} must divide num_experts=8 into groups of two or more")
+        for groups in (3, 8)
+    ),
+    ({"num_experts": 8, "router_num_groups": 4, "router_groups_per_tok": 1, "num_experts_per_tok": 3},
+     r"num_experts_per_tok=3 experts cannot be found in router_groups_per_tok=1 groups of 2: allow more groups"),
+    *(
+        ({"num_experts": 4, "routed_scaling_factor": factor}, rf"routed_scaling_factor={factor} must be positive")
+        for factor in (0.0, -1.0)
+    ),
     ({"num_experts": -2}, r"num_experts=-2"),
     ({"num_experts": 4, "num_shared_experts": -1}, r"num_shared_experts=-1"),
     ({"num_experts": 4, "moe_intermediate_size": -1}, r"moe_intermediate_size=-1"),
@@ -423,7 +505,65 @@ CONTRADICTIONS = [
 @pytest.mark.parametrize("settings, message", CONTRADICTIONS, ids=lambda x: str(x)[:60] if isinstance(x, dict) else "")
 def test_contradictions_are_refused_with_value_and_way_out(config_class, settings, message):
     with pytest.raises(ValueError, match=message):
-        config_class(**{**TINY, **settings})
+        config_class(**copy.deepcopy({**TINY, **settings}))  # the library completes what it is given
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"patch_size": 0}, r"image_size=8 must be a multiple of patch_size=0"),
+        ({"patch_size": -4}, r"image_size=8 must be a multiple of patch_size=-4"),
+        ({"patch_size": 3}, r"image_size=8 must be a multiple of patch_size=3"),
+        ({"patch_size": 16}, r"image_size=8 must be a multiple of patch_size=16"),
+        ({"image_size": 0}, r"image_size=0 must be a multiple of patch_size=4"),
+        ({"num_channels": 0}, r"num_channels=0 must be at least 1"),
+        ({"image_size": 24}, r"max_position_embeddings=32 are too few for an image of 36 patches.*use 37"),
+        ({"head_activation": "gelo"}, r"head_activation='gelo' is unknown: did you mean .*gelu"),
+    ],
+    ids=str,
+)
+def test_contradictions_of_an_encoder_of_images_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        FratrieEncoderConfig(**{**TINY, **IMAGE, **settings})
+
+
+def test_an_image_may_fill_the_learned_positions_and_exceed_positions_without_a_table():
+    full = {**TINY, "patch_size": 2, "image_size": 8, "max_position_embeddings": 17}
+    assert image_tokens(FratrieEncoderConfig(**full)) == (1, 17, 16)
+    assert FratrieEncoderConfig(**full).num_patches == 16 and FratrieEncoderConfig(**TINY).num_patches == 0
+    beyond = {**full, "max_position_embeddings": 5, "position_type": "rotary"}
+    assert image_tokens(FratrieEncoderConfig(**beyond)) == (1, 17, 16)
+
+
+def test_models_of_texts_and_of_images_are_not_mixed_up():
+    texts, images = FratrieEncoderConfig(**TINY), FratrieEncoderConfig(**TINY, **IMAGE)
+    with pytest.raises(ValueError, match="patch_size=4: a model of images has no words to fill in"):
+        FratrieEncoderForMaskedLM(images)
+    with pytest.raises(ValueError, match="needs a patch_size in its configuration"):
+        FratrieEncoderForImageClassification(texts)
+    pixels = torch.zeros(2, 3, 8, 8)
+    with pytest.raises(ValueError, match="pixel_values given to a model of texts: set patch_size"):
+        FratrieEncoderModel(texts)(pixel_values=pixels)
+    model = FratrieEncoderModel(images)
+    with pytest.raises(ValueError, match=r"Pixels of shape \(2, 12\) do not fit"):
+        model(IDS)
+    for inputs in ({}, {"input_ids": IDS}, {"inputs_embeds": torch.zeros(2, 5, 16)}):
+        arguments = {"pixel_values": pixels, **inputs} if inputs else {}
+        with pytest.raises(ValueError, match="exactly one"):
+            model(**arguments)
+
+
+@pytest.mark.parametrize("config_class", [FratrieEncoderConfig, FratrieDecoderConfig])
+def test_rotary_parameters_may_be_one_set_a_layer_type(config_class, tmp_path):
+    sets = {"full_attention": {"rope_theta": 500.0}, "sliding_attention": {"rope_type": "linear", "factor": 2.0}}
+    config = config_class(**TINY, **SLIDES, position_type="rotary", rope_parameters=copy.deepcopy(sets))
+    completed = {
+        "full_attention": {"rope_type": "default", "rope_theta": 500.0},
+        "sliding_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10_000.0},
+    }
+    assert config.rope_parameters == completed
+    config.save_pretrained(tmp_path)
+    assert AutoConfig.from_pretrained(tmp_path).rope_parameters == completed
 
 
 SEQ2SEQ_CONTRADICTIONS = [
@@ -467,7 +607,7 @@ def test_derived_defaults():
     assert FratrieConfig(**TINY, position_type="rotary", rope_theta=5e5).rope_parameters["rope_theta"] == 5e5
 
 
-@pytest.mark.parametrize("name", sorted(set(SHARED) - {"linear_chunk_size", "tie_word_embeddings"}))
+@pytest.mark.parametrize("name", sorted(set(SHARED) - {"linear_chunk_size", "tie_word_embeddings", "foreign_fields"}))
 def test_shared_fields_of_a_seq2seq_model_reach_both_stacks(name):
     case = SHARED[name]
     value = case.value[:2] if name in ("pos_weight", "label_thresholds") else case.value  # two labels by default

@@ -1,8 +1,12 @@
 """Mixture of experts: every implementation equals a loop over tokens; the balancing losses equal closed forms."""
 
+import math
+
 import pytest
 import torch
+from transformers import DeepseekV3Config
 from transformers.activations import ACT2FN
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 
 from fratrie import (
     FratrieDecoderConfig,
@@ -16,7 +20,7 @@ from fratrie import (
     FratrieSeq2SeqConfig,
     FratrieSeq2SeqForConditionalGeneration,
 )
-from fratrie.modeling.experts import MixtureOfExperts, load_balancing_loss, router_z_loss
+from fratrie.modeling.experts import MixtureOfExperts, Router, load_balancing_loss, router_z_loss
 
 VOCAB, EXPERTS = 30, 4
 SPARSE = {
@@ -170,6 +174,187 @@ def test_layers_can_be_dense_or_sparse():
     assert [type(layer.feed_forward).__name__ for layer in model.layers] == ["FeedForward", "MixtureOfExperts"]
     logits = model(torch.ones(2, 3, dtype=torch.long), output_router_logits=True).router_logits
     assert [tuple(layer.shape) for layer in logits] == [(6, EXPERTS)]
+
+
+# --- the router ----------------------------------------------------------------------------------------------------
+
+ROUTERS = {
+    "deepseek": {"router_scoring": "sigmoid", "router_selection_bias": True, "router_num_groups": 4,
+                 "router_groups_per_tok": 2, "routed_scaling_factor": 2.5},
+    "unnormed": {"router_scoring": "sigmoid", "router_selection_bias": True, "router_num_groups": 4,
+                 "router_groups_per_tok": 3, "norm_topk_prob": False},
+    "one group": {"router_scoring": "sigmoid", "router_selection_bias": True, "routed_scaling_factor": 0.5},
+    "no bias": {"router_scoring": "sigmoid", "router_num_groups": 2, "num_experts_per_tok": 6},
+    "softmax in groups": {"router_num_groups": 4, "router_groups_per_tok": 2, "router_selection_bias": True},
+    "every group": {"router_num_groups": 4, "router_groups_per_tok": 4, "num_experts_per_tok": 12},
+}  # fmt: skip
+
+
+def router_of(name, **fields):
+    settings = {"num_experts": 12, "num_experts_per_tok": 3, **ROUTERS[name], **fields}
+    config = FratrieEncoderConfig(**{**SPARSE, **settings})
+    torch.manual_seed(0)
+    router = Router(config)
+    torch.nn.init.normal_(router.weight, std=0.4)
+    if router.selection_bias is not None:
+        router.selection_bias.normal_(std=0.3)
+    return router, config
+
+
+def spread(weights_NP, index_NP, experts=12):
+    """Weights `(N, E)`, zero for the experts that are not chosen; the order of the choices is free."""
+    assert all(len(set(row)) == len(row) for row in index_NP.tolist())
+    return torch.zeros(len(index_NP), experts, dtype=weights_NP.dtype).scatter(1, index_NP, weights_NP)
+
+
+@pytest.mark.parametrize("name", [name for name in ROUTERS if ROUTERS[name].get("router_scoring") == "sigmoid"])
+def test_the_router_equals_deepseeks(name):
+    router, config = router_of(name)
+    theirs = DeepseekV3TopkRouter(
+        DeepseekV3Config(
+            hidden_size=16,
+            n_routed_experts=12,
+            num_experts_per_tok=config.num_experts_per_tok,
+            n_group=config.router_num_groups,
+            topk_group=config.router_groups_per_tok,
+            norm_topk_prob=config.norm_topk_prob,
+            routed_scaling_factor=config.routed_scaling_factor,
+        )
+    )
+    theirs.weight.data.copy_(router.weight)
+    if router.selection_bias is not None:
+        theirs.e_score_correction_bias.copy_(router.selection_bias)
+    tokens = torch.randn(300, 16)
+    (logits, *choice), (their_logits, *their_choice) = router(tokens), theirs(tokens)
+    close(logits, their_logits, 1e-6)
+    close(spread(*choice), spread(*their_choice), 1e-6)
+
+
+@torch.no_grad()
+def route_naively(router, config, token):
+    """Weights of the chosen experts by their number, one at a time."""
+    logits = [float(row @ token) for row in router.weight]
+    if config.router_scoring == "sigmoid":
+        scores = [1 / (1 + math.exp(-x)) for x in logits]
+    else:
+        scores = [math.exp(x) / sum(map(math.exp, logits)) for x in logits]
+    bias = [0.0] * len(scores) if router.selection_bias is None else router.selection_bias.tolist()
+    rank = [score + extra for score, extra in zip(scores, bias, strict=True)]
+    size = len(rank) // config.router_num_groups
+    groups = [range(start, start + size) for start in range(0, len(rank), size)]
+    groups.sort(key=lambda group: -sum(sorted(rank[e] for e in group)[-2:]))
+    allowed = [expert for group in groups[: config.router_groups_per_tok] for expert in group]
+    chosen = sorted(allowed, key=lambda e: -rank[e])[: config.num_experts_per_tok]
+    total = sum(scores[e] for e in chosen) if config.norm_topk_prob else 1.0
+    return {e: scores[e] / total * config.routed_scaling_factor for e in chosen}
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_the_router_equals_a_choice_token_by_token(name):
+    router, config = router_of(name)
+    router.double()
+    tokens = torch.randn(60, 16).double()
+    _, *choice = router(tokens)
+    expected = torch.zeros(60, 12).double()
+    for row, token in enumerate(tokens):
+        for expert, weight in route_naively(router, config, token).items():
+            expected[row, expert] = weight
+    close(spread(*choice), expected)
+
+
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+def test_the_selection_bias_changes_the_choice_and_not_the_weights(scoring):
+    fields = {"router_scoring": scoring, "router_num_groups": 1, "router_groups_per_tok": 1, "norm_topk_prob": False}
+    router, _ = router_of("deepseek", **fields, routed_scaling_factor=1.0)
+    tokens = torch.randn(50, 16)
+    router.selection_bias.zero_()
+    logits, _, before = router(tokens)
+    router.selection_bias[7] = 10.0
+    biased_logits, weights, after = router(tokens)
+    assert torch.equal(biased_logits, logits)
+    assert (after == 7).any(1).all() and not (before == 7).any(1).all()
+    scores = logits.sigmoid() if scoring == "sigmoid" else logits.softmax(-1)
+    close(weights, scores.gather(1, after), 1e-6)
+
+
+def test_the_weights_sum_to_the_scaling_factor():
+    for name in ("deepseek", "one group", "softmax in groups"):
+        router, config = router_of(name)
+        _, weights, _ = router(torch.randn(20, 16))
+        close(weights.sum(-1), torch.full((20,), float(config.routed_scaling_factor)), 1e-6)
+
+
+def test_a_token_that_no_expert_wants_gets_no_nan():
+    """All sigmoids are zero in float32; the sum of the weights must not divide by it."""
+    router, _ = router_of("deepseek", router_selection_bias=False)
+    router.weight.data.fill_(-100.0)
+    _, weights, _ = router(torch.full((2, 16), 5.0))
+    assert weights.isfinite().all()
+
+
+DEEPSEEK = {**ROUTERS["deepseek"], "num_experts": 8}
+
+
+@implementations
+def test_the_layer_mixes_its_experts_with_the_routers_weights(implementation):
+    dtype, tolerance = (torch.float32, 2e-5) if implementation == "grouped_mm" else (torch.float64, 1e-10)
+    model = build(dtype=dtype, experts_implementation=implementation, **DEEPSEEK)
+    layer, config = layer_of(model), model.config
+    layer.router.selection_bias.normal_(std=0.3)
+    hidden = torch.randn(7, 16, dtype=dtype)
+    expected = torch.zeros_like(hidden)
+    for row, token in enumerate(hidden):
+        for expert, weight in route_naively(layer.router, config, token).items():
+            inner = ACT2FN[config.hidden_act](layer.experts.up_proj[expert] @ token)
+            expected[row] += weight * (layer.experts.down_proj[expert] @ inner)
+    close(layer(hidden), expected, tolerance)
+
+
+def test_no_gradient_reaches_the_selection_bias():
+    model = build(FratrieEncoderForMaskedLM, **DEEPSEEK).train()
+    model(IDS, attention_mask=MASK, labels=TOKEN_LABELS).loss.backward()
+    router = model.model.layers[0].feed_forward.router
+    assert not router.selection_bias.requires_grad and router.selection_bias.grad is None
+    assert router.weight.grad.any()
+    assert not [name for name, _ in model.named_parameters() if "selection_bias" in name]
+
+
+def load(folder, **fields):
+    return FratrieEncoderModel.from_pretrained(
+        folder, experts_implementation="eager", output_loading_info=True, **fields
+    )
+
+
+def test_the_selection_bias_is_saved_and_loaded(tmp_path):
+    model = build(dtype=torch.float32, **DEEPSEEK)
+    for layer in model.layers:
+        layer.feed_forward.router.selection_bias.normal_()
+    model.save_pretrained(tmp_path)
+    loaded, info = load(tmp_path)
+    assert not any(info.values()), info
+    for layer, other in zip(model.layers, loaded.eval().layers, strict=True):
+        assert torch.equal(layer.feed_forward.router.selection_bias, other.feed_forward.router.selection_bias)
+    close(loaded(IDS).last_hidden_state, model(IDS).last_hidden_state, 1e-5)
+
+
+def test_the_selection_bias_is_zero_at_first_and_where_a_checkpoint_has_none(tmp_path, monkeypatch):
+    model = build(dtype=torch.float32, **{**DEEPSEEK, "router_selection_bias": False})
+    assert "selection_bias" not in str(model.state_dict().keys())
+    model.save_pretrained(tmp_path)
+    empty_like = torch.empty_like
+
+    def poisoned(*args, **kwargs):
+        tensor = empty_like(*args, **kwargs)
+        return tensor.fill_(torch.nan) if tensor.is_floating_point() and tensor.device.type != "meta" else tensor
+
+    monkeypatch.setattr(torch, "empty_like", poisoned)
+    loaded, info = load(tmp_path, router_selection_bias=True)
+    assert set(info["missing_keys"]) == {f"layers.{i}.feed_forward.router.selection_bias" for i in (0, 1)}
+    for each in (loaded, build(**DEEPSEEK)):
+        for layer in each.layers:
+            bias = layer.feed_forward.router.selection_bias
+            assert bias.shape == (8,) and torch.equal(bias, torch.zeros_like(bias))
+    close(loaded.eval()(IDS).last_hidden_state, model(IDS).last_hidden_state, 1e-5)
 
 
 # --- the losses ----------------------------------------------------------------------------------------------------

@@ -73,6 +73,35 @@ def test_dense_layers_before_the_output(sizes, act):
     assert head(torch.randn(2, 7, 16).double()).shape == (2, 7, 3)
 
 
+@pytest.mark.parametrize("norm", [None, "layer_norm", "rms_norm"])
+@pytest.mark.parametrize("bias, output_bias", [(True, False), (False, True), (False, False)])
+def test_norms_and_biases_of_the_head(norm, bias, output_bias):
+    """Each dense layer, its activation, then its norm; no norm on the labels' scores."""
+    fields = {"classifier_norm": norm, "classifier_bias": bias, "classifier_output_bias": output_bias}
+    config = FratrieEncoderConfig(**TINY, classifier_hidden_sizes=[12, 5], norm_eps=1e-3, **fields)
+    head, x = ClassificationHead(config).double().eval(), torch.randn(2, 7, 16).double()
+    for parameter in head.parameters():
+        torch.nn.init.normal_(parameter)
+    state = head.state_dict()
+    assert {name for name in state if name.startswith("dense") and name.endswith("bias")} == (
+        {"dense.0.bias", "dense.1.bias"} if bias else set()
+    )
+    assert ("out_proj.bias" in state) == output_bias
+    assert sum("norms" in name for name in state) == {None: 0, "layer_norm": 4, "rms_norm": 2}[norm]
+    expected = x
+    for index in (0, 1):
+        expected = expected @ state[f"dense.{index}.weight"].T + state.get(f"dense.{index}.bias", 0.0)
+        expected = expected.tanh()
+        if norm == "layer_norm":
+            centred = expected - expected.mean(-1, keepdim=True)
+            expected = centred / (centred.square().mean(-1, keepdim=True) + 1e-3).sqrt()
+            expected = expected * state[f"norms.{index}.weight"] + state[f"norms.{index}.bias"]
+        elif norm == "rms_norm":
+            expected = expected / (expected.square().mean(-1, keepdim=True) + 1e-3).sqrt()
+            expected = expected * state[f"norms.{index}.weight"]
+    close(head(x), expected @ state["out_proj.weight"].T + state.get("out_proj.bias", 0.0))
+
+
 def test_dropout_acts_before_each_layer_in_training():
     config = FratrieEncoderConfig(**TINY, classifier_hidden_sizes=[8], classifier_dropout=0.5)
     head, x = ClassificationHead(config).double(), torch.randn(2, 16).double()

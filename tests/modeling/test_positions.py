@@ -1,12 +1,16 @@
 """Positions against the papers' formulas and against Hugging Face's own modules."""
 
+import copy
 import math
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import LlamaConfig, ModernBertConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import apply_rotary_pos_emb_interleave
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
+from transformers.models.modernbert.modeling_modernbert import ModernBertRotaryEmbedding
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from fratrie import FratrieDecoderConfig, FratrieDecoderModel, FratrieEncoderConfig, FratrieEncoderModel
@@ -32,15 +36,31 @@ TINY = {
 # --- sinusoidal ----------------------------------------------------------------------------------------------------
 
 
-def test_sinusoidal_formula():
-    encodings = SinusoidalPositions(8)(torch.tensor([[0, 1, 63], [5, 2, 1000]]))
+@pytest.mark.parametrize("layout", ["interleaved", "halves"])
+def test_sinusoidal_formula(layout):
+    """In float64, rounded once: far positions are as exact as near ones."""
+    lines = [[0, 1, 63], [5, 2, 1_000_000]]
+    encodings = SinusoidalPositions(8, layout)(torch.tensor(lines))
     assert encodings.shape == (2, 3, 8) and encodings.dtype == torch.float32
-    for row, line in enumerate([[0, 1, 63], [5, 2, 1000]]):
+    for row, line in enumerate(lines):
         for column, position in enumerate(line):
             for i in range(4):
                 angle = position / 10_000 ** (2 * i / 8)
-                assert encodings[row, column, 2 * i].item() == pytest.approx(math.sin(angle), abs=1e-4)
-                assert encodings[row, column, 2 * i + 1].item() == pytest.approx(math.cos(angle), abs=1e-4)
+                sine, cosine = (2 * i, 2 * i + 1) if layout == "interleaved" else (i, 4 + i)
+                assert encodings[row, column, sine].item() == pytest.approx(math.sin(angle), abs=6e-8)
+                assert encodings[row, column, cosine].item() == pytest.approx(math.cos(angle), abs=6e-8)
+
+
+@pytest.mark.parametrize("size", [8, 34])
+def test_halves_equal_marians_table_to_the_bit(size):
+    table = MarianSinusoidalPositionalEmbedding(1001, size).create_weight()
+    assert torch.equal(SinusoidalPositions(size, "halves")(torch.arange(1001)[None])[0], table)
+
+
+def test_layouts_hold_the_same_numbers():
+    positions = torch.arange(40)[None]
+    halves, interleaved = (SinusoidalPositions(10, layout)(positions) for layout in ("halves", "interleaved"))
+    assert torch.equal(torch.cat((interleaved[..., ::2], interleaved[..., 1::2]), dim=-1), halves)
 
 
 @pytest.mark.parametrize("offset", [1, 7, -3])
@@ -74,6 +94,37 @@ def test_learned_positions_name_the_length_that_is_too_long():
     assert table(torch.arange(6)[None]).shape == (1, 6, 4)
     with pytest.raises(ValueError, match=r"9 tokens.*max_position_embeddings=6.*truncat"):
         table(torch.tensor([[0, 8]]))
+
+
+@pytest.mark.parametrize("offset", [0, 1, 2, 5])
+def test_an_offset_skips_the_first_rows_of_the_table(offset):
+    table = LearnedPositions(6, 4, offset)
+    assert table.weight.shape == (6 + offset, 4)
+    positions = torch.tensor([[0, 5, 2], [3, 3, 1]])
+    for row, line in zip(table(positions), positions, strict=True):
+        for vector, position in zip(row, line, strict=True):
+            assert torch.equal(vector, table.weight[position + offset])
+    table(positions).sum().backward()
+    assert not table.weight.grad[:offset].any() and table.weight.grad[offset].any()
+    with pytest.raises(ValueError, match=r"7 tokens.*max_position_embeddings=6"):
+        table(torch.tensor([[6]]))
+
+
+@pytest.mark.parametrize("model_class", [FratrieEncoderModel, FratrieDecoderModel])
+def test_a_model_with_an_offset_reads_no_row_before_it(model_class):
+    torch.manual_seed(0)
+    config = model_class.config_class(**TINY, position_offset=2)
+    model, ids = model_class(config).eval(), torch.arange(3, 9)[None]
+    weight = model.embed_positions.weight
+    assert weight.shape[0] == config.max_position_embeddings + 2
+    expected = model(ids).last_hidden_state
+    for rows, same in ((slice(0, 2), True), (slice(8, None), True), (slice(2, 3), False)):
+        kept = weight.detach().clone()
+        weight.data[rows] += 1
+        assert torch.equal(model(ids).last_hidden_state, expected) == same
+        weight.data.copy_(kept)
+    with pytest.raises(ValueError, match=r"65 tokens.*max_position_embeddings=64"):
+        model(torch.ones(1, 65, dtype=torch.long))
 
 
 # --- rotary --------------------------------------------------------------------------------------------------------
@@ -174,6 +225,120 @@ def test_rotated_product_depends_on_the_distance_alone():
             assert product(start + distance, start) == pytest.approx(expected, abs=1e-4)
     assert product(5, 0) != pytest.approx(product(0, 5), abs=1e-3)
     assert product(0, 0) == pytest.approx(float(query @ key))
+
+
+LAYERED = {
+    "full_attention": {"rope_type": "yarn", "rope_theta": 160_000.0, "factor": 4.0,
+                       "original_max_position_embeddings": 16},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+}  # fmt: skip
+LAYER_TYPES = {"layer_types": ["full_attention", "sliding_attention"], "num_hidden_layers": 2}
+
+
+def layered_model(model_class=FratrieEncoderModel, **fields):
+    settings = {**TINY, **LAYER_TYPES, "sliding_window": 3, "position_type": "rotary", "initializer_range": 0.3}
+    torch.manual_seed(0)
+    config = model_class.config_class(**{**settings, "rope_parameters": copy.deepcopy(LAYERED), **fields})
+    return model_class(config).eval()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("model_class", [FratrieEncoderModel, FratrieDecoderModel])
+def test_rotary_by_layer_type_equals_modernbert(model_class, dtype, tmp_path):
+    """In a new model, and in one that was saved and loaded: the frequencies are not in the file."""
+    theirs = ModernBertRotaryEmbedding(ModernBertConfig(**TINY | LAYER_TYPES, rope_parameters=copy.deepcopy(LAYERED)))
+    model = layered_model(model_class).to(dtype)
+    model.save_pretrained(tmp_path)
+    loaded = model_class.from_pretrained(tmp_path).eval()
+    assert loaded.config.rope_parameters == LAYERED
+    places, states = torch.tensor([[0, 1, 2, 3], [7, 40, 900, 2]]), torch.zeros(2, 4, 32, dtype=torch.float64)
+    for each in (layered_model(model_class), loaded):
+        turns = each.rotations(states, places)
+        assert set(turns) == set(LAYERED)
+        for kind, turn in turns.items():
+            for actual, wanted in zip(turn, theirs(states, places, kind), strict=True):
+                assert torch.equal(actual, wanted), kind
+    fresh, ids = layered_model(model_class), torch.arange(1, 11)[None]
+    for parameter in fresh.parameters():
+        parameter.data = parameter.to(dtype)
+    tolerance = 0.05 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(
+        loaded(ids).last_hidden_state, fresh(ids).last_hidden_state, rtol=tolerance, atol=tolerance
+    )
+
+
+def test_frequencies_by_layer_type_are_right_without_a_checkpoint_of_them():
+    model = FratrieEncoderModel.from_pretrained(None, config=layered_model().config, state_dict={})
+    buffers = dict(layered_model().named_buffers())
+    assert len(buffers) == 4
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, buffers[name]), name
+
+
+def test_each_layer_is_turned_by_the_frequencies_of_its_type():
+    """Told apart from outside: with one set for all, the other sets give other outputs."""
+    ids = torch.arange(1, 13)[None]
+    outputs = [
+        layered_model(rope_parameters=copy.deepcopy(parameters)).double()(ids).last_hidden_state
+        for parameters in (
+            LAYERED,
+            LAYERED["full_attention"],
+            LAYERED["sliding_attention"],
+            dict(zip(LAYERED, reversed(LAYERED.values()), strict=True)),
+        )
+    ]
+    for index, output in enumerate(outputs):
+        assert all((output - other).abs().max() > 1e-4 for other in outputs[:index])
+    twice = dict.fromkeys(LAYERED, LAYERED["full_attention"])
+    same = layered_model(rope_parameters=copy.deepcopy(twice)).double()(ids).last_hidden_state
+    assert torch.equal(same, outputs[1])
+
+
+def scores(query, key):
+    return query @ key.transpose(-1, -2)
+
+
+@pytest.mark.parametrize("part", [1.0, 0.5])
+def test_interleaved_rotation_equals_deepseek(part):
+    """The heads come out in another order, the same for queries and keys: the scores are equal."""
+    parameters = {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": part}
+    config = FratrieDecoderConfig(**TINY, position_type="rotary", rope_parameters=parameters)
+    query, key = torch.randn(2, 2, 2, 7, 16, dtype=torch.float64)
+    turn = FratrieRotaryEmbedding(config)(query, torch.tensor([[0, 1, 2, 3, 4, 5, 6], [3, 9, 1, 40, 2, 0, 5]]))
+    size = int(16 * part)
+    turned = apply_rotary_pos_emb_interleave(query[..., :size], key[..., :size], *turn)
+    expected = scores(*turned) + scores(query[..., size:], key[..., size:])
+    actual = scores(rotate(query, turn, interleaved=True), rotate(key, turn, interleaved=True))
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(actual, scores(rotate(query, turn), rotate(key, turn)))
+
+
+def test_neighbouring_numbers_turn_as_a_complex_number():
+    """Su et al. 2021, equation 13: x_2i + i x_2i+1 times e^(i m theta_i); read back in the order of the output."""
+    config = FratrieDecoderConfig(**TINY, position_type="rotary", rope_interleaved=True)
+    states, places = torch.randn(1, 1, 5, 16, dtype=torch.float64), torch.tensor([[0, 1, 2, 7, 30]])
+    turned = rotate(states, FratrieRotaryEmbedding(config)(states, places), interleaved=True)
+    angles = places[0, :, None].double() / 10_000 ** (torch.arange(0, 16, 2).double() / 16)
+    expected = torch.view_as_complex(states.unflatten(-1, (8, 2))) * torch.polar(torch.ones_like(angles), angles)
+    torch.testing.assert_close(turned, torch.cat((expected.real, expected.imag), dim=-1), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("layer_type", ["full_attention", "linear_attention"])
+def test_interleaved_pairs_are_halves_of_reordered_heads(layer_type):
+    """A model of the one form is one of the other, with the rows of its query and key projections in another order."""
+    settings = {**TINY, "position_type": "rotary", "layer_types": [layer_type], "initializer_range": 0.3}
+    torch.manual_seed(0)
+    model = FratrieDecoderModel(FratrieDecoderConfig(**settings, rope_interleaved=True)).double().eval()
+    other = FratrieDecoderModel(FratrieDecoderConfig(**settings)).double().eval()
+    other.load_state_dict(model.state_dict())
+    ids = torch.arange(1, 9)[None]
+    expected = model(ids).last_hidden_state
+    assert (other(ids).last_hidden_state - expected).abs().max() > 1e-4
+    order = torch.cat([head * 16 + torch.cat((torch.arange(0, 16, 2), torch.arange(1, 16, 2))) for head in range(2)])
+    mixer = other.layers[0].mixer
+    for projection in (mixer.q_proj, mixer.k_proj):
+        projection.weight.data, projection.bias.data = projection.weight[order], projection.bias[order]
+    torch.testing.assert_close(other(ids).last_hidden_state, expected, rtol=1e-10, atol=1e-10)
 
 
 # --- relative ------------------------------------------------------------------------------------------------------

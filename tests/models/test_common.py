@@ -320,8 +320,10 @@ def test_resized_embeddings_reload_and_take_new_tokens(case: Case, tmp_path):
     model.save_pretrained(tmp_path)
     reloaded, info = type(model).from_pretrained(tmp_path, output_loading_info=True)
     assert not any(info.values()), info
-    with torch.no_grad():
-        assert torch.equal(reloaded.eval()(**inputs).logits, after)
+    state = reloaded.state_dict()
+    assert all(torch.equal(state[name], weight) for name, weight in model.state_dict().items())
+    with torch.no_grad():  # a kernel may add up weights at another address of memory in another order
+        close(reloaded.eval()(**inputs).logits, after, 1e-6)
     assert (reloaded.get_output_embeddings().weight is reloaded.get_input_embeddings().weight) == tied
 
 

@@ -1,0 +1,19 @@
+"""What a model costs, from its configuration alone: parameters, floating-point operations, cache and activations.
+
+Models are built on the meta device, without weights, so the largest takes a second. `python -m fratrie.accounting
+gpt3-175b` prints the account of a preset.
+"""
+
+from .compute import flops_per_token, forward_flops, training_flops
+from .memory import activation_bytes, cache_bytes
+from .parameters import Parameters, count_parameters
+
+__all__ = [
+    "Parameters",
+    "activation_bytes",
+    "cache_bytes",
+    "count_parameters",
+    "flops_per_token",
+    "forward_flops",
+    "training_flops",
+]

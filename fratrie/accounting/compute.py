@@ -1,0 +1,83 @@
+"""Floating-point operations (FLOPs) of a pass, from the shapes of the model's modules.
+
+A multiply-add counts as two; norms, activations, softmax and look-ups count nothing, as in
+`torch.utils.flop_counter`. Attention counts the full matrix of scores, as kernels without block skipping compute it,
+whether or not a mask hides half of it.
+
+Shapes: B rows, T tokens a row, S tokens of a row of the source, H query heads, C head size, W = C + 1.
+"""
+
+from torch import nn
+from transformers import PreTrainedConfig
+
+from ..modeling.attention import CrossAttention, Mixer, SoftmaxAttention
+from ..modeling.experts import MixtureOfExperts
+from ..modeling.linear_attention import LinearAttention
+from .parameters import build_on_meta
+
+
+def forward_flops(config: PreTrainedConfig, batch_size: int, length: int, source_length: int | None = None) -> int:
+    """FLOPs of one forward pass over full rows, without cache, that scores every position.
+
+    Args:
+        config: of the model (see `build_on_meta`).
+        batch_size: rows B.
+        length: tokens T a row; of the decoder in a seq2seq model; patches and their image token where it reads images.
+        source_length: tokens S a row of the encoder in a seq2seq model; `length` by default.
+
+    Raises:
+        ValueError: for a mixer whose operations are not known here.
+    """
+    source = source_length or length
+    model = build_on_meta(config)
+    pooled = type(model).__name__.endswith(("ForSequenceClassification", "ForImageClassification"))
+    total = 0
+    for name, module in model.named_modules():
+        of_source = "encoder." in name or name.endswith(("cross_attention.k_proj", "cross_attention.v_proj"))
+        tokens = source if of_source else length
+        if pooled and name.startswith("classifier"):
+            tokens = 1
+        total += _module_flops(module, tokens, source)
+    return batch_size * total
+
+
+def training_flops(config: PreTrainedConfig, batch_size: int, length: int, source_length: int | None = None) -> int:
+    """FLOPs of a training step: three times the forward pass, since each product has two gradients of equal cost."""
+    return 3 * forward_flops(config, batch_size, length, source_length)
+
+
+def flops_per_token(config: PreTrainedConfig, length: int) -> float:
+    """Forward FLOPs of one token in a row of `length`; of a token of the source and one of the target in seq2seq."""
+    return forward_flops(config, 1, length) / length
+
+
+def _module_flops(module: nn.Module, tokens: int, source: int) -> int:
+    """FLOPs of a module over one row, its submodules left out."""
+    match module:
+        case nn.Linear():
+            return 2 * tokens * module.weight.numel()
+        case nn.Conv2d():  # of the patches, before which the image token stands
+            return 2 * (tokens - 1) * module.weight.numel()
+        case MixtureOfExperts():
+            router = module.router
+            an_expert = sum(weight.numel() for weight in module.experts.parameters()) // router.num_experts
+            return 2 * tokens * (router.weight.numel() + router.top_k * an_expert)
+        case SoftmaxAttention():
+            keys = source if isinstance(module, CrossAttention) else tokens
+            return 4 * tokens * keys * module.q_proj.out_features
+        case LinearAttention():
+            return _linear_attention_flops(module, tokens)
+        case Mixer():
+            raise ValueError(f"The operations of a {type(module).__name__} have no formula here.")
+    return 0
+
+
+def _linear_attention_flops(mixer: LinearAttention, length: int) -> int:
+    """Two products with the state a token, and where causal two within its chunk."""
+    width, head = mixer.q_proj.out_features, mixer.head_dim
+    flops = 4 * length * width * (head + 1)
+    if mixer.is_causal:
+        size = mixer.config.linear_chunk_size
+        chunks = [size] * (length // size) + [length % size]
+        flops += sum(2 * chunk * chunk * (width + width // head * (head + 1)) for chunk in chunks)
+    return flops

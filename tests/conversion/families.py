@@ -1,0 +1,240 @@
+"""Tiny Hugging Face models of every family, over a spread of their configurations, and ours made of them."""
+
+import inspect
+from dataclasses import dataclass, field
+
+import torch
+import transformers
+from torch.overrides import TorchFunctionMode
+
+from fratrie.conversion import from_hf
+from fratrie.conversion.models import RECIPES
+
+ENCODER = {
+    "vocab_size": 31,
+    "hidden_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 24,
+    "max_position_embeddings": 40,
+}
+MODERN = {**ENCODER, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
+GPT2 = {
+    "vocab_size": 31,
+    "n_embd": 16,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_positions": 40,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 1,
+}
+DECODER = {**ENCODER, "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+SLIDING = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}
+EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
+SEQ2SEQ = {
+    "vocab_size": 31,
+    "d_model": 16,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_ffn_dim": 24,
+    "decoder_ffn_dim": 20,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 2,
+    "max_position_embeddings": 40,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "decoder_start_token_id": 2,
+    "forced_eos_token_id": None,
+}
+T5 = {
+    "vocab_size": 31,
+    "d_model": 16,
+    "d_kv": 6,
+    "d_ff": 24,
+    "num_layers": 2,
+    "num_decoder_layers": 3,
+    "num_heads": 4,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 10,
+}
+VIT = {
+    "hidden_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 24,
+    "image_size": 8,
+    "patch_size": 4,
+}
+ROPES = {
+    "linear": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0},
+    "dynamic": {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.0},
+    "yarn": {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 16},
+    "llama3": {
+        "rope_type": "llama3",
+        "rope_theta": 500.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    },
+}
+
+SPREAD = {
+    "bert": [
+        {**ENCODER, "pad_token_id": 0},
+        {**ENCODER, "pad_token_id": 0, "hidden_act": "relu", "tie_word_embeddings": False, "type_vocab_size": 3},
+    ],
+    "roberta": [ENCODER, {**ENCODER, "pad_token_id": 4, "hidden_act": "silu", "layer_norm_eps": 0.1}],
+    "xlm-roberta": [ENCODER, {**ENCODER, "num_attention_heads": 1, "tie_word_embeddings": False}],
+    "camembert": [ENCODER, {**ENCODER, "type_vocab_size": 1, "num_hidden_layers": 1}],
+    "modernbert": [
+        {**MODERN, "local_attention": 4},
+        {**MODERN, "local_attention": 7, "layer_types": ["sliding_attention"] * 3, "classifier_pooling": "mean"}
+        | {"norm_bias": True, "attention_bias": True, "mlp_bias": True, "decoder_bias": False}
+        | {"classifier_bias": True, "classifier_activation": "relu", "tie_word_embeddings": False},
+        {**MODERN, "layer_types": ["full_attention", "full_attention", "sliding_attention"], "local_attention": 2}
+        | {"rope_parameters": {"full_attention": ROPES["linear"], "sliding_attention": ROPES["yarn"]}},
+    ],
+    "gpt2": [
+        GPT2,
+        {**GPT2, "n_inner": 20, "scale_attn_weights": False, "activation_function": "relu"},
+        {**GPT2, "tie_word_embeddings": False, "layer_norm_epsilon": 0.1, "n_head": 2},
+    ],
+    "llama": [
+        DECODER,
+        {**DECODER, "head_dim": 6, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+        {**DECODER, "num_key_value_heads": 1, "hidden_act": "gelu", "rms_norm_eps": 0.1},
+        *({**DECODER, "rope_parameters": rope} for rope in ROPES.values()),
+    ],
+    "mistral": [{**DECODER, "sliding_window": 3}, {**DECODER, "sliding_window": None, "head_dim": 8}],
+    "qwen2": [DECODER, {**DECODER, **SLIDING, "tie_word_embeddings": True}, {**DECODER, "rope_theta": 700.0}],
+    "qwen3": [{**DECODER, "head_dim": 6}, {**DECODER, **SLIDING, "head_dim": 8, "attention_bias": True}],
+    "mixtral": [
+        {**DECODER, "num_local_experts": 4},
+        {**DECODER, "num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 3, "head_dim": 8},
+    ],
+    "qwen3_moe": [
+        {**DECODER, **EXPERTS},
+        {**DECODER, **EXPERTS, "decoder_sparse_step": 2, "norm_topk_prob": True, "head_dim": 8},
+        {**DECODER, **EXPERTS, "mlp_only_layers": [0, 2], "sliding_window": 3, "use_sliding_window": True},
+    ],
+    "marian": [
+        {**SEQ2SEQ},
+        {**SEQ2SEQ, "share_encoder_decoder_embeddings": False, "decoder_vocab_size": 29, "scale_embedding": True},
+        {**SEQ2SEQ, "share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
+        | {"activation_function": "relu", "encoder_attention_heads": 1},
+    ],
+    "bart": [SEQ2SEQ, {**SEQ2SEQ, "scale_embedding": True, "activation_function": "relu"}],
+    "t5": [
+        T5,
+        {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+        {**T5, "feed_forward_proj": "gated-silu", "layer_norm_epsilon": 0.1, "num_heads": 2},
+        {**T5, "feed_forward_proj": "gelu_new", "tie_word_embeddings": False, "num_decoder_layers": None},
+    ],
+    "vit": [VIT, {**VIT, "qkv_bias": False, "num_channels": 1, "hidden_act": "gelu_new", "layer_norm_eps": 0.1}],
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A class of a family, with the fields of its configuration."""
+
+    model_type: str
+    theirs: str
+    fields: dict = field(hash=False)
+    name: str
+
+    @property
+    def recipe(self):
+        return RECIPES[self.model_type]
+
+    @property
+    def head(self):
+        return self.recipe.head(self.theirs)
+
+    @property
+    def generates(self):
+        return (
+            hasattr(getattr(transformers, self.theirs), "generate")
+            and self.head.prefix + self.theirs != ""
+            and any(word in self.theirs for word in ("CausalLM", "LMHead", "ForConditionalGeneration", "MTModel"))
+        )
+
+
+CASES = [
+    Case(model_type, head.theirs, fields, f"{head.theirs}-{number}")
+    for model_type, spread in SPREAD.items()
+    for number, fields in enumerate(spread)
+    for head in RECIPES[model_type].heads
+]
+
+
+class Wide(TorchFunctionMode):
+    """Casts to float32 inside Hugging Face's norms, routers and rotations go to float64: no rounding in between."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.float:
+            return args[0].double()
+        args = tuple(torch.float64 if value is torch.float32 else value for value in args)
+        kwargs = {key: torch.float64 if value is torch.float32 else value for key, value in (kwargs or {}).items()}
+        return function(*args, **kwargs)
+
+
+def their_model(case, dtype=torch.float64, implementation="sdpa", seed=0, **fields):
+    """A Hugging Face model with weights far from zero, so that every term shows."""
+    torch.manual_seed(seed)
+    fields = {**case.fields, **fields}
+    if "Classification" in case.theirs:
+        fields.setdefault("num_labels", 3)
+    model_class = case.head.their_class
+    config = case.recipe.their_config(**{name: value for name, value in fields.items()})
+    model = model_class._from_config(config, attn_implementation=implementation).to(dtype).eval()
+    if any("expert" in name for name, _ in model.named_modules()):
+        model.set_experts_implementation("eager")
+    computed = case.recipe.computed_weights(case.head)
+    with torch.no_grad():
+        for name, tensor in (*model.named_parameters(), *_trained_buffers(model)):
+            if name not in computed:
+                tensor.normal_(0, 0.3)
+    return model
+
+
+def _trained_buffers(model):
+    return [(name, buffer) for name, buffer in model.named_buffers() if "logits_bias" in name or "correction" in name]
+
+
+def our_model(theirs):
+    ours = from_hf(theirs)
+    ours.set_attn_implementation(theirs.config._attn_implementation)
+    if any("expert" in name for name, _ in ours.named_modules()):
+        ours.set_experts_implementation("eager")
+    return ours
+
+
+def inputs(case, theirs, side="right"):
+    """Inputs of their model and of ours, which count positions over real tokens where they may be told so."""
+    if theirs.main_input_name == "pixel_values":
+        pixels = torch.randn(2, theirs.config.num_channels, 8, 8).to(theirs.dtype)
+        return {"pixel_values": pixels}, {"pixel_values": pixels}
+    pad = theirs.config.pad_token_id
+    ids = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12, 13], [14, 15, 16, 17, 18, *[pad] * 4]])
+    if side == "left":
+        ids[1] = ids[1].roll(4)
+    mask = (ids != pad).long()
+    both = {"input_ids": ids, "attention_mask": mask}
+    if theirs.config.is_encoder_decoder:
+        both["decoder_input_ids"] = torch.tensor([[2, 4, 5, 6], [2, 7, 8, 9]])
+    if getattr(theirs.config, "type_vocab_size", 1) > 1:
+        both["token_type_ids"] = (ids % 2) * mask
+    theirs_too = dict(both)
+    takes_positions = "position_ids" in inspect.signature(theirs.forward).parameters
+    if takes_positions and theirs.config.model_type not in ("roberta", "xlm-roberta", "camembert"):
+        theirs_too["position_ids"] = (mask.cumsum(-1) - 1).clamp_min(0)
+    return theirs_too, both
+
+
+def real_tokens(case, arguments, states):
+    """The places of encoder or decoder states to compare: padding has no meaning."""
+    mask = arguments.get("attention_mask")
+    return mask.bool() if mask is not None and states.shape[:2] == mask.shape else ...
