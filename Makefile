@@ -4,7 +4,7 @@ BIN := .venv/bin
 export HF_HUB_OFFLINE = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: demo test lint install clean
+.PHONY: demo demo-scratch test lint install clean
 
 install: .venv/.installed
 
@@ -15,6 +15,9 @@ install: .venv/.installed
 
 demo: install
 	$(BIN)/python scripts/demo.py --output_dir runs/demo
+
+demo-scratch: install
+	$(BIN)/python scripts/demo.py --from_scratch --output_dir runs/demo-scratch
 
 test: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses=2 --dist=loadfile --durations=15

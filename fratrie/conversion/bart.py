@@ -3,6 +3,8 @@ its sinusoids, BART (Lewis et al. 2020) learns its positions and norms its embed
 
 from dataclasses import replace
 
+from transformers import PreTrainedConfig
+
 from fratrie.modeling.configuration import FratrieSeq2SeqConfig, norm_slots
 from fratrie.modeling.seq2seq import FratrieSeq2SeqForConditionalGeneration, FratrieSeq2SeqModel
 
@@ -85,6 +87,19 @@ BART = Recipe(
     },
     inert=("forced_eos_token_id", "classifier_dropout"),
 )
+
+
+def _share_embeddings(theirs: PreTrainedConfig) -> bool:
+    if theirs.share_encoder_decoder_embeddings:
+        for name, value in (("tie_word_embeddings", True), ("decoder_vocab_size", theirs.vocab_size)):
+            if getattr(theirs, name) != value:
+                raise ValueError(
+                    f"marian: {name}={getattr(theirs, name)} does not fit share_encoder_decoder_embeddings=True, "
+                    f"with which it is {value}."
+                )
+    return theirs.share_encoder_decoder_embeddings
+
+
 _SHARED = {"share_encoder_decoder_embeddings": True}
 _APART = {"share_encoder_decoder_embeddings": False}
 MARIAN = replace(
@@ -94,12 +109,13 @@ MARIAN = replace(
         *(pair for pair in BART.fields if pair.theirs != "vocab_size"),
         Field("vocab_size", "encoder.vocab_size"),
         Field("decoder_vocab_size", "decoder.vocab_size"),
-        Field("share_encoder_decoder_embeddings", "share_embeddings"),
     ),
     always={
         **_layout(position_type="sinusoidal", sinusoid_layout="halves", **_NORMS),
         "lm_head_bias": True,
     },
+    read={"share_embeddings": _share_embeddings},
+    write={"share_encoder_decoder_embeddings": lambda ours: ours.share_embeddings},
     weights=(
         # Sinusoids are computed, in float32 as there.
         Weight("encoder.embed_positions"),

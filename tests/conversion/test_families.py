@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from families import CASES, Wide, inputs, our_model, real_tokens, their_model
+from families import CASES, inputs, our_model, precise, real_tokens, their_model
 
 from fratrie.conversion import to_hf
 
@@ -18,11 +18,6 @@ def pair(case, **choices):
 
 def close(actual, expected, tolerance):
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
-
-
-def precise(case):
-    """Marian's table of sinusoids is float32 on both sides, which a wider cast would not leave."""
-    return Wide() if case.model_type != "marian" else torch.enable_grad()
 
 
 def pools_the_first_place(theirs):

@@ -1,0 +1,158 @@
+"""A smaller vocabulary: the pieces that some texts use, and what any other text can be spelled with.
+
+A multilingual model is mostly embedding (multilingual-e5-small: 96 of 117.5 million parameters), of which texts in
+one language reach a small part. Cutting the rest away changes no output (Abdaoui et al. 2020, "Load What You Need").
+"""
+
+import copy
+import json
+import logging
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import Unigram
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
+
+from fratrie.modeling.stack import FratriePreTrainedModel
+from fratrie.tokenization.byte_level import checked_texts
+
+logger = logging.getLogger(__name__)
+
+Model = TypeVar("Model", bound=FratriePreTrainedModel)
+
+
+def prune_vocabulary(
+    model: Model, tokenizer: PreTrainedTokenizerFast, texts: Iterable[str]
+) -> tuple[Model, PreTrainedTokenizerFast]:
+    """A copy of a model and its Unigram tokenizer (Kudo 2018) with only the pieces that are needed.
+
+    Kept are the pieces of `texts`, the special tokens and every piece of one character. A text whose pieces were all
+    kept has the same pieces and hidden states, to the bit; any other is cut into shorter pieces, and into unknown
+    ones only where it was before. Since an unknown character costs 10 more than the least likely piece, that one is
+    kept as well.
+
+    Args:
+        model: any of our models; it stays as it is. Every matrix with a row a token loses rows.
+        tokenizer: its tokenizer; it stays as it is.
+        texts: as the model will get them, prefixes such as `query: ` included. They are read once.
+
+    Returns:
+        The new model, on the same device and in the same mode and dtype, and the new tokenizer. How many pieces were
+        kept is logged, and is `len` of the tokenizer.
+
+    Raises:
+        ValueError: the tokenizer is no Unigram model or has more tokens than the model, or there is no text.
+    """
+    backend = _unigram_backend(model, tokenizer)
+    kept = sorted(_needed_ids(model, backend, texts))
+    new_ids = {old: new for new, old in enumerate(kept)}
+    pruned_model = _prune_model(model, kept, new_ids)
+    pruned_tokenizer = _prune_tokenizer(tokenizer, json.loads(backend.to_str()), new_ids)
+    logger.info("Kept %d of %d pieces.", len(kept), len(tokenizer))
+    return pruned_model, pruned_tokenizer
+
+
+def _unigram_backend(model: FratriePreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
+    """A copy of the tokenizer's backend that neither pads nor truncates."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or not isinstance(backend.model, Unigram):
+        kind = type(tokenizer if backend is None else backend.model).__name__
+        raise ValueError(f"the vocabulary of a {kind} tokenizer cannot be pruned, only that of a Unigram one: keep it")
+    for config in _with_stacks(model.config):
+        if len(tokenizer) > config.vocab_size:
+            raise ValueError(
+                f"the tokenizer has {len(tokenizer)} tokens, the model vocab_size={config.vocab_size}: they do not "
+                "belong together, or the model still needs resize_token_embeddings"
+            )
+    backend = Tokenizer.from_str(backend.to_str())
+    backend.no_padding()
+    backend.no_truncation()
+    return backend
+
+
+def _with_stacks(config: PreTrainedConfig) -> list[PreTrainedConfig]:
+    return [config, *(value for value in vars(config).values() if isinstance(value, PreTrainedConfig))]
+
+
+def _needed_ids(model: FratriePreTrainedModel, backend: Tokenizer, texts: Iterable[str]) -> set[int]:
+    state = json.loads(backend.to_str())["model"]
+    scores = [score for _, score in state["vocab"]]
+    needed = {index for index, (piece, _) in enumerate(state["vocab"]) if len(piece) == 1}
+    needed |= {scores.index(min(scores)), *([] if state["unk_id"] is None else [state["unk_id"]])}
+    needed |= set(backend.get_added_tokens_decoder())
+    needed |= set(backend.encode("", "").ids)  # what surrounds a text and a pair
+    for config in _with_stacks(model.config):
+        needed |= {token for _, tokens in _special_ids(config) for token in tokens}
+    for text in checked_texts(texts):
+        needed.update(backend.encode(text, add_special_tokens=False).ids)
+    if (largest := max(needed)) >= backend.get_vocab_size():
+        raise ValueError(f"the model's configuration names the token {largest}, which the tokenizer lacks: mend it")
+    return needed
+
+
+def _special_ids(config: PreTrainedConfig | GenerationConfig) -> list[tuple[str, list[int]]]:
+    fields = [(name, value) for name, value in vars(config).items() if name.endswith("_token_id")]
+    return [(name, value if isinstance(value, list) else [value]) for name, value in fields if value is not None]
+
+
+def _renumber(config: PreTrainedConfig | GenerationConfig, new_ids: dict[int, int]) -> None:
+    for name, ids in _special_ids(config):
+        renumbered = [new_ids[token] for token in ids]
+        setattr(config, name, renumbered if isinstance(getattr(config, name), list) else renumbered[0])
+
+
+def _prune_model(model: Model, kept: list[int], new_ids: dict[int, int]) -> Model:
+    config = copy.deepcopy(model.config)
+    for part in _with_stacks(config):
+        _renumber(part, new_ids)
+        part.vocab_size = len(kept)
+    pruned = type(model)(config)
+    pruned.to(device=model.device, dtype=model.dtype)  # type: ignore[call-arg] # transformers wraps it
+    rows = torch.tensor(kept, device=model.device)
+    sizes = {name: weight.shape for name, weight in pruned.state_dict().items()}
+    pruned.load_state_dict(
+        {
+            name: weight if weight.shape == sizes[name] else weight.index_select(0, rows)
+            for name, weight in model.state_dict().items()
+        }
+    )
+    if model.can_generate():
+        pruned.generation_config = copy.deepcopy(model.generation_config)
+        _renumber(pruned.generation_config, new_ids)
+    return pruned.train(model.training)
+
+
+def _prune_tokenizer(
+    tokenizer: PreTrainedTokenizerFast, state: dict[str, Any], new_ids: dict[int, int]
+) -> PreTrainedTokenizerFast:
+    unigram = state["model"]
+    unigram["vocab"] = [entry for index, entry in enumerate(unigram["vocab"]) if index in new_ids]
+    if unigram["unk_id"] is not None:
+        unigram["unk_id"] = new_ids[unigram["unk_id"]]
+    for token in state["added_tokens"]:
+        token["id"] = new_ids[token["id"]]
+    _renumber_processor(state["post_processor"] or {}, new_ids)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(state)),
+        **tokenizer.special_tokens_map,
+        extra_special_tokens=tokenizer.extra_special_tokens,
+        padding_side=tokenizer.padding_side,
+        truncation_side=tokenizer.truncation_side,
+        model_max_length=tokenizer.model_max_length,
+        model_input_names=tokenizer.model_input_names,
+        clean_up_tokenization_spaces=tokenizer.clean_up_tokenization_spaces,
+        chat_template=tokenizer.chat_template,
+    )
+
+
+def _renumber_processor(processor: dict[str, Any], new_ids: dict[int, int]) -> None:
+    """New ids for the special tokens that a post-processor of `tokenizers` writes around a text."""
+    for part in processor.get("processors", []):
+        _renumber_processor(part, new_ids)
+    for token in processor.get("special_tokens", {}).values():
+        token["ids"] = [new_ids[old] for old in token["ids"]]
+    for name in ("cls", "sep"):
+        if name in processor:
+            processor[name][1] = new_ids[processor[name][1]]
