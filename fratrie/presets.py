@@ -6,6 +6,7 @@ those of the papers and model cards named beside them.
 
 import copy
 import difflib
+import math
 from typing import Any
 
 from .modeling.configuration import (
@@ -283,6 +284,47 @@ _PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
             "router_aux_loss_coef": 0.04,  # published as 0.02, see above
             "rope_parameters": _rope(1_000_000.0),
             "max_position_embeddings": 32_768,
+        },
+    ),
+    # DeepSeek-AI 2024, section 4.2; deepseek-ai/DeepSeek-V3, without the modules that predict further tokens.
+    "deepseek-v3": (
+        "decoder",
+        {
+            **_LLAMA,
+            **_size(7168, 61, 128, 18_432),
+            "vocab_size": 129_280,
+            "bos_token_id": 0,
+            "eos_token_id": 1,
+            "norm_eps": 1e-6,
+            "max_position_embeddings": 163_840,
+            "rope_parameters": {
+                **_rope(10_000.0),
+                "rope_type": "yarn",
+                "factor": 40.0,
+                "original_max_position_embeddings": 4096,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+            },
+            "attention_scale": (0.1 * math.log(40.0) + 1.0) ** 2 * 192**-0.5,  # YaRN's, on 128 + 64 numbers a head
+            "rope_interleaved": True,
+            "head_dim": 64,
+            "qk_nope_head_dim": 128,
+            "v_head_dim": 128,
+            "kv_lora_rank": 512,
+            "q_lora_rank": 1536,
+            "num_experts": 256,
+            "num_experts_per_tok": 8,
+            "num_shared_experts": 1,
+            "moe_intermediate_size": 2048,
+            "mlp_layer_types": ["dense"] * 3 + ["sparse"] * 58,
+            "router_scoring": "sigmoid",
+            "router_selection_bias": True,
+            "router_num_groups": 8,
+            "router_groups_per_tok": 4,
+            "routed_scaling_factor": 2.5,
+            "router_aux_loss_coef": 0.0,  # the selection bias keeps the experts balanced
         },
     ),
     "bart-base": ("seq2seq", {**_BART, **_size(768, 6, 12, 3072)}),

@@ -64,6 +64,7 @@ CONFIGS = {
     ),
     "token classifier": FratrieEncoderConfig(**TINY, architectures=["FratrieEncoderForTokenClassification"]),
     "relative": FratrieEncoderConfig(**TINY, position_type="relative"),
+    "latent": FratrieDecoderConfig(**TINY, kv_lora_rank=10, q_lora_rank=12, qk_nope_head_dim=6, v_head_dim=5),
 }
 # The presets that differ in more than sizes.
 STRUCTURES = ["transformer-base", "bert-base", "modernbert-base", "multilingual-e5-small", "vit-base-patch16-224"]
@@ -213,7 +214,7 @@ CACHED = [name for name in STRUCTURES if preset(name).model_type != "fratrie_enc
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [(name, torch.float32) for name in [*CACHED, "sliding", "linear causal"]]
+    [(name, torch.float32) for name in [*CACHED, "sliding", "linear causal", "latent"]]
     + [(name, torch.bfloat16) for name in ("grouped", "sliding", "linear causal", "seq2seq")],
 )
 def test_cache_bytes_equal_a_real_cache(name, dtype):
@@ -255,6 +256,7 @@ def saved_bytes(config, batch, length):
 OTHERS = {
     "linear": FratrieEncoderConfig(num_hidden_layers=2, layer_types=["linear_attention"] * 2),
     "linear causal": FratrieDecoderConfig(num_hidden_layers=2, layer_types=["linear_attention"] * 2),
+    "latent": FratrieDecoderConfig(num_hidden_layers=2, kv_lora_rank=40, q_lora_rank=50, qk_nope_head_dim=32),
     "sandwich alibi": FratrieDecoderConfig(num_hidden_layers=2, **norm_slots("sandwich"), position_type="alibi"),
 }
 

@@ -48,6 +48,17 @@ GPT3 = {"n_embd": 12_288, "n_layer": 96, "n_head": 96, "n_positions": 2048, "tie
 GPT3 |= {"embd_pdrop": 0.0, "resid_pdrop": 0.0, "attn_pdrop": 0.0}
 
 # The published values, where they are not the defaults of Hugging Face's configuration.
+DEEPSEEK_V3 = {
+    "max_position_embeddings": 163_840,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10_000.0,
+        "factor": 40.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+    }
+    | {"mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096},
+}
 THEIRS = {
     "bert-base": (transformers.BertForMaskedLM, {}),
     "bert-large": (transformers.BertForMaskedLM, LARGE),
@@ -76,6 +87,7 @@ THEIRS = {
     "qwen3-8b": llama("Qwen3", **OF_QWEN3, num_hidden_layers=36, num_key_value_heads=8, intermediate_size=12_288),
     "qwen3-30b-a3b": llama("Qwen3Moe", **OF_QWEN3, num_hidden_layers=48, norm_topk_prob=True),
     "mixtral-8x7b": llama("Mixtral", positions=32_768, theta=1e6, router_aux_loss_coef=0.02),
+    "deepseek-v3": (transformers.DeepseekV3ForCausalLM, DEEPSEEK_V3),
     "bart-base": (transformers.BartForConditionalGeneration, BART_BASE),
     "bart-large": (transformers.BartForConditionalGeneration, BART),
     "marian": (transformers.MarianMTModel, MARIAN),

@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig
 
 from ..modeling.attention import CrossAttention, Mixer, SoftmaxAttention
 from ..modeling.experts import MixtureOfExperts
+from ..modeling.latent_attention import LatentAttention
 from ..modeling.linear_attention import LinearAttention
 from .parameters import build_on_meta
 
@@ -62,6 +63,8 @@ def _module_flops(module: nn.Module, tokens: int, source: int) -> int:
             router = module.router
             an_expert = sum(weight.numel() for weight in module.experts.parameters()) // router.num_experts
             return 2 * tokens * (router.weight.numel() + router.top_k * an_expert)
+        case LatentAttention():
+            return 2 * tokens * tokens * module.config.num_attention_heads * (sum(module.sizes) + module.value_size)
         case SoftmaxAttention():
             keys = source if isinstance(module, CrossAttention) else tokens
             return 4 * tokens * keys * module.q_proj.out_features

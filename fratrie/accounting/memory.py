@@ -23,8 +23,9 @@ def cache_bytes(
 ) -> int:
     """Bytes of keys, values and states that a decoder keeps after `length` tokens a row; 0 for an encoder.
 
-    Sliding layers keep one token less than their window, linear ones a state `(H, C, C + 1)` in float32 or better;
-    cross-attention keeps the keys and values of `source_length` tokens (`length` by default).
+    Latent attention keeps its latents and turned keys; sliding layers keep one token less than their window, linear
+    ones a state `(H, C, C + 1)` in float32 or better; cross-attention keeps the keys and values of `source_length`
+    tokens (`length` by default).
 
     Raises:
         ValueError: for a layer type whose memory is not known here.
@@ -35,7 +36,7 @@ def cache_bytes(
     a_token = 2 * stack.num_key_value_heads * stack.head_dim * dtype.itemsize
     state = stack.num_attention_heads * stack.head_dim * (stack.head_dim + 1)
     kept = {
-        "full_attention": length * a_token,
+        "full_attention": length * _full_attention_numbers_kept(stack) * dtype.itemsize,
         "sliding_attention": min(length, (stack.sliding_window or 1) - 1) * a_token,
         "linear_attention": state * torch.promote_types(torch.float32, dtype).itemsize,
     }
@@ -54,11 +55,12 @@ def activation_bytes(
     """Estimate the bytes that a training step keeps for its backward pass, in the manner of Korthikanti et al. (2022).
 
     A token keeps, in numbers of `dtype`: D for each norm and for each input of projections; 2·H·C + 2·K·C for queries,
-    keys, values and the mixed values of an attention; in a feed-forward F for the input of the activation and F for
-    its output, 2·F more where gated; in a mixture of experts the same and 2·D for each chosen expert. To that come a
-    byte for each number that passes a dropout, and V float32 probabilities of the output layer. Kernels are taken to
-    be fused, so that RMSNorm keeps its input once, and an attention no matrix of scores; a position bias is such a
-    matrix (H·S). Nothing is recomputed; weights, gradients and the optimizer are not counted.
+    keys, values and the mixed values of an attention, and twice its latents where it has them; in a feed-forward F for
+    the input of the activation and F for its output, 2·F more where gated; in a mixture of experts the same and 2·D
+    for each chosen expert. To that come a byte for each number that passes a dropout, and V float32 probabilities of
+    the output layer. Kernels are taken to be fused, so that RMSNorm keeps its input once, and an attention no matrix
+    of scores; a position bias is such a matrix (H·S). Nothing is recomputed; weights, gradients and the optimizer are
+    not counted.
 
     Measured on a CPU in small float32 models of every structure, torch keeps 1.00 to 1.06 times as much with
     LayerNorm, and up to 1.23 times with RMSNorm, which is not fused there, or masks of sliding windows.
@@ -91,6 +93,12 @@ def activation_bytes(
     return batch_size * round(total + length * _head_bytes(config, dtype))
 
 
+def _full_attention_numbers_kept(stack: PreTrainedConfig) -> int:
+    if stack.kv_lora_rank is not None:
+        return stack.kv_lora_rank + stack.head_dim
+    return 2 * stack.num_key_value_heads * stack.head_dim
+
+
 def _require_known(stack: PreTrainedConfig) -> None:
     for layer_type in stack.layer_types:
         if layer_type not in ("full_attention", "sliding_attention", "linear_attention"):
@@ -103,8 +111,18 @@ def _attention_numbers(stack: PreTrainedConfig, keys_a_query: float = 1.0) -> fl
     return stack.hidden_size + 2 * query + 2 * keys_a_query * key + normed
 
 
+def _latent_attention_numbers(stack: PreTrainedConfig) -> float:
+    """Latents before and behind their norms, queries, expanded keys and values, and the mixed values."""
+    query = stack.num_attention_heads * (stack.qk_nope_head_dim + stack.head_dim)
+    value = stack.num_attention_heads * stack.v_head_dim
+    latents = 2 * (stack.kv_lora_rank + (stack.q_lora_rank or 0))
+    return stack.hidden_size + latents + 2 * query + 2 * value
+
+
 def _mixer_numbers(stack: PreTrainedConfig, layer_type: str, length: int, dtype: torch.dtype) -> float:
     heads, head = stack.num_attention_heads, stack.head_dim
+    if layer_type == "full_attention" and stack.kv_lora_rank is not None:
+        return _latent_attention_numbers(stack) + heads * length * (stack.position_type in ("relative", "alibi"))
     if layer_type != "linear_attention":
         return _attention_numbers(stack) + heads * length * (stack.position_type in ("relative", "alibi"))
     # In float32: feature maps, what they are made of, and where causal the states and scores of a chunk.

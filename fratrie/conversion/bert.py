@@ -3,6 +3,8 @@ CamemBERT (Martin et al. 2020)."""
 
 from dataclasses import replace
 
+from transformers import PreTrainedConfig
+
 from fratrie.modeling.configuration import FratrieEncoderConfig
 from fratrie.modeling.encoder import (
     FratrieEncoderForMaskedLM,
@@ -78,15 +80,23 @@ BERT = Recipe(
 )  # fmt: skip
 
 
+def _first_position(theirs: PreTrainedConfig) -> int:
+    if theirs.pad_token_id is None:
+        raise ValueError(f"{theirs.model_type}: positions begin behind pad_token_id=None: it must be a number.")
+    return theirs.pad_token_id + 1
+
+
 def _like_roberta(model_type: str, name: str) -> Recipe:
     """BERT with positions that begin behind the padding id, and heads of its own."""
-    first = {"position_offset": lambda config: config.pad_token_id + 1}
     rows = "max_position_embeddings"
     return replace(
         BERT,
         model_type=model_type,
         fields=tuple(pair for pair in BERT.fields if pair.theirs != rows),
-        read={**first, rows: lambda config: config.max_position_embeddings - config.pad_token_id - 1},
+        read={
+            "position_offset": _first_position,
+            rows: lambda config: config.max_position_embeddings - _first_position(config),
+        },
         write={rows: lambda config: config.max_position_embeddings + config.position_offset},
         heads=(
             replace(BERT.heads[0], theirs=f"{name}Model"),

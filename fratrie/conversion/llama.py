@@ -52,7 +52,7 @@ def heads(name: str) -> tuple[Head, ...]:
     )  # fmt: skip
 
 
-_FIELDS = (
+FIELDS = (
     Field("vocab_size"),
     Field("hidden_size"),
     Field("intermediate_size"),
@@ -74,7 +74,7 @@ _HEAD_DIM = Field("head_dim", default=_own_head_dim)
 _BIASES = Field("attention_bias", ("attention_bias", "attention_output_bias"))
 _WINDOW = Field("sliding_window")
 _NO_BIASES = {"attention_bias": False, "attention_output_bias": False, "feed_forward_bias": False}
-_LAYOUT = {**norm_slots("pre", "rms_norm"), "position_type": "rotary", "gated_feed_forward": True, **_NO_BIASES}
+LAYOUT = {**norm_slots("pre", "rms_norm"), "position_type": "rotary", "gated_feed_forward": True, **_NO_BIASES}
 _ROPE = {"rope_parameters": lambda ours: ours.rope_parameters}
 
 
@@ -85,8 +85,8 @@ def _write_head_dim(ours: Any) -> int | None:
 LLAMA = Recipe(
     model_type="llama",
     config=FratrieDecoderConfig,
-    fields=(*_FIELDS, _HEAD_DIM, _BIASES, Field("mlp_bias", "feed_forward_bias")),
-    always=_LAYOUT,
+    fields=(*FIELDS, _HEAD_DIM, _BIASES, Field("mlp_bias", "feed_forward_bias")),
+    always=LAYOUT,
     read={"rope_parameters": read_rope},
     write=_ROPE,
     weights=(
@@ -108,7 +108,7 @@ LLAMA = Recipe(
 MISTRAL = replace(
     LLAMA,
     model_type="mistral",
-    fields=(*_FIELDS, _HEAD_DIM, _WINDOW),
+    fields=(*FIELDS, _HEAD_DIM, _WINDOW),
     read={"rope_parameters": read_rope, "layer_types": _window_everywhere},
     heads=heads("Mistral"),
     inert=(),
@@ -116,8 +116,8 @@ MISTRAL = replace(
 QWEN2 = replace(
     LLAMA,
     model_type="qwen2",
-    fields=(*_FIELDS, Field("layer_types")),
-    always={**_LAYOUT, "attention_bias": True},
+    fields=(*FIELDS, Field("layer_types")),
+    always={**LAYOUT, "attention_bias": True},
     read={"rope_parameters": read_rope, "head_dim": _own_head_dim, "sliding_window": _window_where_used},
     write={
         **_ROPE,
@@ -135,15 +135,15 @@ _HEAD_NORMS = (
 QWEN3 = replace(
     QWEN2,
     model_type="qwen3",
-    fields=(*_FIELDS, _HEAD_DIM, _BIASES, Field("layer_types")),
-    always={**_LAYOUT, "query_key_norm": "rms_norm"},
+    fields=(*FIELDS, _HEAD_DIM, _BIASES, Field("layer_types")),
+    always={**LAYOUT, "query_key_norm": "rms_norm"},
     read={"rope_parameters": read_rope, "sliding_window": _window_where_used},
     write={name: compute for name, compute in QWEN2.write.items() if name != "head_dim"},
     weights=(*LLAMA.weights, *_HEAD_NORMS),
     heads=heads("Qwen3"),
 )
 
-_EXPERTS = (
+EXPERTS = (
     Weight("layers.*.mlp.gate", "layers.*.feed_forward.router"),
     Weight("layers.*.mlp.experts.gate_up_proj", "layers.*.feed_forward.experts.gate_up_proj"),
     Weight("layers.*.mlp.experts.down_proj", "layers.*.feed_forward.experts.down_proj"),
@@ -165,7 +165,7 @@ MIXTRAL = replace(
         Field("output_router_logits"),
     ),
     read={**MISTRAL.read, "router_aux_loss_coef": _balance},
-    weights=(*LLAMA.weights, *_EXPERTS),
+    weights=(*LLAMA.weights, *EXPERTS),
     heads=heads("Mixtral"),
     required={"router_jitter_noise": 0.0},
     inert=("router_aux_loss_coef",),
@@ -187,7 +187,7 @@ QWEN3_MOE = replace(
     QWEN3,
     model_type="qwen3_moe",
     fields=(
-        *_FIELDS,
+        *FIELDS,
         _BIASES,
         _WINDOW,
         Field("num_experts_per_tok"),
@@ -210,7 +210,7 @@ QWEN3_MOE = replace(
         "num_experts": lambda ours: ours.num_experts,
         "mlp_only_layers": lambda ours: [i for i, kind in enumerate(ours.mlp_layer_types) if kind == "dense"],
     },
-    weights=(*LLAMA.weights, *_HEAD_NORMS, *_EXPERTS),
+    weights=(*LLAMA.weights, *_HEAD_NORMS, *EXPERTS),
     heads=heads("Qwen3Moe"),
     inert=("router_aux_loss_coef", "decoder_sparse_step", "mlp_only_layers", "use_sliding_window"),
 )

@@ -40,10 +40,13 @@ class Mixer(nn.Module):
         self.rope_interleaved = config.rope_interleaved
         self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
         self.scaling = config.attention_scale if config.attention_scale is not None else self.head_dim**-0.5
+        self.build_projections(config, key_value_size or config.hidden_size)
+
+    def build_projections(self, config: PreTrainedConfig, key_value_size: int) -> None:
+        """The linear maps and head norms, reading keys and values from states of `key_value_size`."""
         query_size, group_size = (
             heads * self.head_dim for heads in (config.num_attention_heads, config.num_key_value_heads)
         )
-        key_value_size = key_value_size or config.hidden_size
         self.q_proj = nn.Linear(config.hidden_size, query_size, bias=config.attention_bias)
         self.k_proj = nn.Linear(key_value_size, group_size, bias=config.attention_bias)
         self.v_proj = nn.Linear(key_value_size, group_size, bias=config.attention_bias)
@@ -153,6 +156,7 @@ class SoftmaxAttention(Mixer):
         if cache is not None:
             # Continuous batching reads this very dictionary, and hands it on to its paged kernels.
             key, value = cache.update(key, value, self.layer_idx, kwargs=kwargs)
+        key, value = self.expand_key_value(key, value)
         if packing is not None:
             mixed, weights = self.attend_documents(
                 (query, key, value), attention_mask, position_bias, packing, **kwargs
@@ -160,6 +164,10 @@ class SoftmaxAttention(Mixer):
         else:
             mixed, weights = self.attend(query, key, value, attention_mask, position_bias, **kwargs)
         return self.output(mixed), weights
+
+    def expand_key_value(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values for the kernel from what the cache keeps, which here is the same."""
+        return key, value
 
     def attend(
         self,

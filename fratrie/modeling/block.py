@@ -14,7 +14,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from .attention import CrossAttention
 from .experts import MixtureOfExperts
 from .feed_forward import FeedForward
-from .mixers import MIXERS
+from .mixers import mixer_class
 from .normalization import build_norm
 from .packing import Packing
 
@@ -29,7 +29,7 @@ class Block(GradientCheckpointingLayer):
         super().__init__()
         self.norm_after_residual = config.norm_after_residual
         self.dropout = nn.Dropout(config.hidden_dropout)
-        self.mixer = MIXERS[config.layer_types[layer_idx]](config, layer_idx, config.is_causal_stack)
+        self.mixer = mixer_class(config, config.layer_types[layer_idx])(config, layer_idx, config.is_causal_stack)
         normed = config.first_input_norm or layer_idx > 0
         self.mixer_input_norm = self._norm(config, config.mixer_input_norm if normed else None)
         self.mixer_output_norm = self._norm(config, config.mixer_output_norm)

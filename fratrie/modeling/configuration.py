@@ -89,6 +89,12 @@ class FratrieConfig(PreTrainedConfig):
             key and value, of the attention output, of LayerNorm.
         attention_scale: factor of the attention scores; `head_dim ** -0.5` by default.
         query_key_norm: norm of each query and key head (Henry et al. 2020).
+        kv_lora_rank: let the full-attention layers keep keys and values as a latent vector of this size a token
+            (multi-head latent attention, DeepSeek-AI 2024). A query or key head then has `head_dim` numbers that
+            rotary positions turn and `qk_nope_head_dim` that they do not.
+        q_lora_rank: size of a latent vector between the hidden state and its queries; none by default.
+        qk_nope_head_dim, v_head_dim: with latents, the unturned part of a query or key head, and the size of a value
+            head; `head_dim` by default.
         position_type: `"learned"`, `"sinusoidal"` (Vaswani et al. 2017), `"rotary"` (Su et al. 2021), `"relative"`
             (the bucketed bias of T5, Raffel et al. 2020), `"alibi"` (Press et al. 2022) or `"none"`.
         max_position_embeddings: number of learned positions, and the length the other kinds are meant for.
@@ -166,6 +172,10 @@ class FratrieConfig(PreTrainedConfig):
     norm_bias: bool = True
     attention_scale: float | int | None = None
     query_key_norm: NormType | None = None
+    kv_lora_rank: int | None = None
+    q_lora_rank: int | None = None
+    qk_nope_head_dim: int | None = None
+    v_head_dim: int | None = None
 
     position_type: PositionType = "learned"
     max_position_embeddings: int = 512
@@ -248,6 +258,9 @@ class FratrieConfig(PreTrainedConfig):
                 "change one of them, or set head_dim.",
             )
             self.head_dim = self.hidden_size // self.num_attention_heads
+        if self.kv_lora_rank is not None:
+            self.qk_nope_head_dim = self.head_dim if self.qk_nope_head_dim is None else self.qk_nope_head_dim
+            self.v_head_dim = self.head_dim if self.v_head_dim is None else self.v_head_dim
         if self.layer_types is None:
             self.layer_types = ["full_attention"] * self.num_hidden_layers
         if self.mlp_layer_types is None:
@@ -299,6 +312,14 @@ class FratrieConfig(PreTrainedConfig):
                 )
 
     def _validate_positions(self) -> None:
+        uses = {"position_offset": ("learned", 0), "sinusoid_layout": ("sinusoidal", "interleaved"),
+                "rope_interleaved": ("rotary", False)}  # fmt: skip
+        for name, (kind, neutral) in uses.items():
+            self._require(
+                self.position_type == kind or getattr(self, name) == neutral,
+                f"{name}={getattr(self, name)!r} has no use with position_type={self.position_type!r}: leave it out, "
+                f"or set position_type={kind!r}.",
+            )
         self._require(self.position_offset >= 0, f"position_offset={self.position_offset} must not be negative.")
         if self.position_type == "sinusoidal":
             self._require(self.hidden_size % 2 == 0, f"sinusoidal positions need an even hidden_size, not "
@@ -349,6 +370,7 @@ class FratrieConfig(PreTrainedConfig):
                 f"layer_types[{index}]={layer_type!r} takes no position bias, as position_type="
                 f"{self.position_type!r} needs: choose another position_type, or another layer type.",
             )
+        self._validate_latents()
         sliding = "sliding_attention" in (self.layer_types or [])
         self._require(
             not sliding or (self.sliding_window or 0) > 0,
@@ -366,6 +388,25 @@ class FratrieConfig(PreTrainedConfig):
         self._require(
             not self.norm_after_residual or bool(self.mixer_output_norm or self.feed_forward_output_norm),
             "norm_after_residual=True has no use without mixer_output_norm or feed_forward_output_norm.",
+        )
+
+    def _validate_latents(self) -> None:
+        names = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "v_head_dim")
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        if not given:
+            return
+        for name, value in given.items():
+            self._require(value > 0, f"{name}={value} must be at least 1.")
+        self._require(self.kv_lora_rank is not None, f"{given} have no use without kv_lora_rank.")
+        self._require(
+            "full_attention" in (self.layer_types or []),
+            f"kv_lora_rank={self.kv_lora_rank} has no use without a 'full_attention' layer in layer_types="
+            f"{self.layer_types}.",
+        )
+        self._require(
+            self.num_key_value_heads == self.num_attention_heads and self.query_key_norm is None,
+            f"kv_lora_rank={self.kv_lora_rank} makes keys of every head from one latent vector: leave out "
+            f"num_key_value_heads={self.num_key_value_heads} and query_key_norm={self.query_key_norm}.",
         )
 
     def _validate_feed_forward(self) -> None:
@@ -439,6 +480,11 @@ class FratrieConfig(PreTrainedConfig):
         self._require(
             all(size > 0 for size in self.classifier_hidden_sizes or []),
             f"classifier_hidden_sizes={self.classifier_hidden_sizes} must be positive.",
+        )
+        self._require(
+            bool(self.classifier_hidden_sizes) or (self.classifier_norm is None and self.classifier_bias),
+            f"classifier_norm={self.classifier_norm!r} and classifier_bias={self.classifier_bias} have no use without "
+            "classifier_hidden_sizes.",
         )
         self._require(
             self.pos_weight is None or self.problem_type in (None, "multi_label_classification"),
@@ -653,6 +699,8 @@ class FratrieSeq2SeqConfig(PreTrainedConfig):
             raise ValueError(
                 f"decoder_start_token_id={start} lies outside the vocabulary of {decoder.vocab_size} tokens."
             )
+        if encoder.patch_size:
+            raise ValueError(f"encoder.patch_size={encoder.patch_size}: the encoder of a seq2seq model reads texts.")
         if not decoder.add_cross_attention:
             raise ValueError("decoder.add_cross_attention=False: the decoder of a seq2seq model attends the encoder.")
         sizes = [(stack.vocab_size, stack.hidden_size) for stack in self.stacks]

@@ -125,10 +125,12 @@ class FratrieDecoderForCausalLM(FratriePreTrainedModel, GenerationMixin):
             ValueError: for what paged caches have no room for: position biases and the states of linear attention.
         """
         config = self.config
-        if config.position_type in ("relative", "alibi") or "linear_attention" in self.model.layer_types:
+        biased = config.position_type in ("relative", "alibi")
+        if biased or config.kv_lora_rank is not None or "linear_attention" in self.model.layer_types:
             raise ValueError(
-                f"Continuous batching serves softmax attention without position bias, not position_type="
-                f"{config.position_type!r} with layer_types={config.layer_types}: use generate()."
+                "Continuous batching serves softmax attention without latents and position bias, not position_type="
+                f"{config.position_type!r} with layer_types={config.layer_types} and kv_lora_rank="
+                f"{config.kv_lora_rank}: use generate()."
             )
         return super().init_continuous_batching(*args, **kwargs)
 

@@ -70,6 +70,8 @@ class FratriePreTrainedModel(PreTrainedModel):
     _supports_flex_attn = True
     _supports_attention_backend = True
     _can_compile_fullgraph = True
+    # Rounded to half precision, the bias would choose other experts.
+    _keep_in_fp32_modules_strict = ["selection_bias"]  # noqa: RUF012
     # Hugging Face would look for the experts in the source of the model's own file, where they are not.
     _can_set_experts_implementation_cached_value = True
     _can_record_outputs = {  # noqa: RUF012

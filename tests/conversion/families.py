@@ -32,6 +32,21 @@ GPT2 = {
 DECODER = {**ENCODER, "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 SLIDING = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}
 EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
+DEEPSEEK = {
+    **DECODER,
+    "num_key_value_heads": None,
+    "kv_lora_rank": 10,
+    "q_lora_rank": 12,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 6,
+    "v_head_dim": 5,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "moe_intermediate_size": 12,
+    "first_k_dense_replace": 1,
+}
 SEQ2SEQ = {
     "vocab_size": 31,
     "d_model": 16,
@@ -118,6 +133,13 @@ SPREAD = {
         {**DECODER, **EXPERTS},
         {**DECODER, **EXPERTS, "decoder_sparse_step": 2, "norm_topk_prob": True, "head_dim": 8},
         {**DECODER, **EXPERTS, "mlp_only_layers": [0, 2], "sliding_window": 3, "use_sliding_window": True},
+    ],
+    "deepseek_v3": [
+        DEEPSEEK,
+        {**DEEPSEEK, "q_lora_rank": None, "attention_bias": True, "n_shared_experts": 2, "rope_interleave": False}
+        | {"norm_topk_prob": False, "n_group": 1, "topk_group": 1, "num_hidden_layers": 4},
+        {**DEEPSEEK, "first_k_dense_replace": 3},
+        {**DEEPSEEK, "rope_parameters": {**ROPES["yarn"], "mscale": 1.0, "mscale_all_dim": 0.7}},
     ],
     "marian": [
         {**SEQ2SEQ},

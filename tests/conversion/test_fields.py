@@ -17,12 +17,14 @@ OTHER = {
     **dict.fromkeys(("num_attention_heads", "n_head", "num_heads"), 8),
     **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 1),
     **dict.fromkeys(("intermediate_size", "n_inner", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim"), 28),
-    **dict.fromkeys(("head_dim", "d_kv"), 10),
+    **dict.fromkeys(("head_dim", "d_kv", "qk_rope_head_dim"), 10),
     **dict.fromkeys(("hidden_act", "hidden_activation", "activation_function", "classifier_activation"), "relu"),
     **dict.fromkeys(("pad_token_id", "decoder_start_token_id", "bos_token_id"), 3),
     "eos_token_id": [7, 9],
     "forced_eos_token_id": [7, 9],
     **dict.fromkeys(("encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers"), 1),
+    "n_group": 2,
+    "n_routed_experts": 12,
     "num_key_value_heads": 4,
     "classifier_pooling": "mean",
     "feed_forward_proj": "gated-gelu",
@@ -43,16 +45,21 @@ MODERN_ROPE = {
     kind: {"rope_type": "linear", "rope_theta": theta, "factor": 3.0}
     for kind, theta in (("full_attention", 300.0), ("sliding_attention", 30.0))
 }
-# Hugging Face computes nothing with these: a window without a size; a decoder that is none.
+# Hugging Face computes nothing with these: a window without a size, groups of keys that all heads have, a decoder that
+# is none.
 IMPOSSIBLE = {
+    ("deepseek_v3", "num_key_value_heads"),
     *(("qwen2", "layer_types"), ("qwen3", "layer_types")),
     *((model_type, "add_cross_attention") for model_type in ("bert", "roberta", "xlm-roberta", "camembert")),
 }
 
 
+OTHER_OF_FAMILY = {("modernbert", "rope_parameters"): MODERN_ROPE, ("deepseek_v3", "num_key_value_heads"): 2}
+
+
 def other_value(model_type, name, value):
-    if (model_type, name) == ("modernbert", "rope_parameters"):
-        return MODERN_ROPE
+    if (model_type, name) in OTHER_OF_FAMILY:
+        return OTHER_OF_FAMILY[model_type, name]
     if name in OTHER:
         return OTHER[name]
     if isinstance(value, bool):
@@ -126,7 +133,7 @@ def test_impossible_fields_are_so_for_hugging_face(model_type, name):
         theirs = their_model(case, **fields_)
         theirs(**inputs(case, theirs)[0])
     with pytest.raises(ValueError, match=name):
-        case.recipe.read_config(case.recipe.their_config(**case.fields, **fields_), case.head)
+        case.recipe.read_config(case.recipe.their_config(**{**case.fields, **fields_}), case.head)
 
 
 def test_every_recipe_is_walked():

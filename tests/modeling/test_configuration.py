@@ -158,6 +158,7 @@ class Case:
 
 ROTARY = {"position_type": "rotary"}
 SPARSE = {"num_experts": 4}
+LATENT = {"kv_lora_rank": 8}
 GROUPED = {"num_experts": 8, "router_num_groups": 4}
 DENSE_HEAD = {"classifier_hidden_sizes": [8]}
 IMAGE = {"patch_size": 4, "image_size": 8}
@@ -178,9 +179,13 @@ SHARED = {
     "norm_bias": Case(False, weights),
     "attention_scale": Case(2.0, output),
     "query_key_norm": Case("rms_norm", weights),
+    "kv_lora_rank": Case(6, weights),
+    "q_lora_rank": Case(6, weights, LATENT),
+    "qk_nope_head_dim": Case(6, weights, LATENT),
+    "v_head_dim": Case(6, weights, LATENT),
     "position_type": Case("alibi", weights),
     "max_position_embeddings": Case(40, weights),
-    "position_offset": Case(2, weights),
+    "position_offset": Case(2, weights, {"position_type": "learned"}),
     "sinusoid_layout": Case("halves", output, {"position_type": "sinusoidal"}),
     "rope_interleaved": Case(True, output, ROTARY),
     "rope_parameters": Case({"rope_type": "default", "rope_theta": 100.0}, output, ROTARY),
@@ -426,6 +431,16 @@ CONTRADICTIONS = [
             ("pad_token_id", 30, 30), ("bos_token_id", -1, -1), ("eos_token_id", 99, 99), ("eos_token_id", [1, 31], 31)
         )
     ),
+    ({"position_offset": 2, "position_type": "none"}, "position_offset=2 has no use .* set position_type='learned'"),
+    ({"sinusoid_layout": "halves"}, "sinusoid_layout='halves' has no use with position_type='learned'"),
+    ({"rope_interleaved": True}, "rope_interleaved=True has no use .* set position_type='rotary'"),
+    ({"classifier_norm": "rms_norm"}, "classifier_norm='rms_norm' .* no use without classifier_hidden_sizes"),
+    ({"classifier_bias": False}, "classifier_bias=False have no use without classifier_hidden_sizes"),
+    ({"kv_lora_rank": 0}, "kv_lora_rank=0 must be at least 1"),
+    ({"q_lora_rank": 8}, r"\{'q_lora_rank': 8\} have no use without kv_lora_rank"),
+    ({"kv_lora_rank": 8, "num_key_value_heads": 2}, "kv_lora_rank=8 .* leave out num_key_value_heads=2"),
+    ({"kv_lora_rank": 8, "query_key_norm": "rms_norm"}, "kv_lora_rank=8 .* query_key_norm=rms_norm"),
+    ({"kv_lora_rank": 8, "layer_types": ["linear_attention"] * 2}, "kv_lora_rank=8 has no use without a 'full_attent"),
     ({"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}},
      r"rope_parameters=.*5\.0.*position_type='learned'.*set position_type='rotary'"),
     ({"rope_theta": 5.0}, r"5\.0.*position_type='learned'.*set position_type='rotary'"),

@@ -7,6 +7,7 @@ import torch
 from transformers import DeepseekV3Config
 from transformers.activations import ACT2FN
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func as mixtral_balancing_loss
 
 from fratrie import (
     FratrieDecoderConfig,
@@ -392,6 +393,15 @@ def test_balance_by_its_definition_and_with_gradient():
     loss = load_balancing_loss((logits,), 2)
     close(loss, expected, 1e-6)
     close(*(torch.autograd.grad(x, logits, retain_graph=True)[0] for x in (loss, expected)), 1e-6)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_balance_is_mixtrals_over_the_choices(padded):
+    """One counts the choices of a token, the other their shares, which sum to one."""
+    logits = torch.randn(14, EXPERTS)
+    mask = torch.tensor([[1] * 7, [1] * 4 + [0] * 3]) if padded else None
+    expected = mixtral_balancing_loss((logits,), EXPERTS, 2, mask)
+    close(2 * load_balancing_loss((logits,), 2, mask), expected, 1e-5)
 
 
 def test_z_loss_by_its_definition():

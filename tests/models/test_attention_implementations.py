@@ -29,6 +29,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from fratrie.modeling.attention import CrossAttention, SoftmaxAttention
+from fratrie.modeling.latent_attention import LatentAttention
 
 BIASES = ("relative", "alibi")
 
@@ -74,8 +75,11 @@ class FlashStandIn:
         assert "position_bias" not in kwargs
         config = module.config
         assert query.shape[1] == config.num_attention_heads
-        assert key.shape == value.shape and key.shape[1] == config.num_key_value_heads
-        assert query.shape[-1] == key.shape[-1] == config.head_dim
+        assert key.shape[:-1] == value.shape[:-1] and key.shape[1] == config.num_key_value_heads
+        head, value_head = module.head_dim, module.head_dim
+        if isinstance(module, LatentAttention):  # smaller values are padded within
+            head, value_head = sum(module.sizes), module.value_size
+        assert query.shape[-1] == key.shape[-1] == head and value.shape[-1] == value_head <= head
         assert attention_mask is None or attention_mask.shape == (key.shape[0], key.shape[2])
         self.calls.append({
             "module": module, "scaling": scaling, "window": sliding_window, "dropout": dropout, "mask": attention_mask,
@@ -154,7 +158,8 @@ def check_calls(flash: FlashStandIn) -> None:
         assert isinstance(module, SoftmaxAttention)
         assert module.is_causal == (module.config.is_causal_stack and not cross)
         scale = module.config.attention_scale
-        assert call["scaling"] == (module.config.head_dim**-0.5 if scale is None else scale)
+        size = sum(module.sizes) if isinstance(module, LatentAttention) else module.head_dim
+        assert call["scaling"] == (size**-0.5 if scale is None else scale)
         sliding = not cross and module.config.layer_types[module.layer_idx] == "sliding_attention"
         assert (call["window"] is not None) == sliding
         assert call["dropout"] == 0.0
