@@ -37,10 +37,12 @@ from .modeling.encoder import (
 from .modeling.seq2seq import FratrieSeq2SeqForConditionalGeneration, FratrieSeq2SeqModel
 from .modeling.stack import FratriePreTrainedModel
 from .pipelines.registration import register_pipelines
+from .presets import PRESETS, preset
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "PRESETS",
     "FratrieDecoderConfig",
     "FratrieDecoderForCausalLM",
     "FratrieDecoderForSequenceClassification",
@@ -56,6 +58,7 @@ __all__ = [
     "FratrieSeq2SeqForConditionalGeneration",
     "FratrieSeq2SeqModel",
     "norm_slots",
+    "preset",
 ]
 
 for _config in (FratrieEncoderConfig, FratrieDecoderConfig, FratrieSeq2SeqConfig):
