@@ -4,7 +4,6 @@ Run it on a quiet machine: `python benchmarks/encoder.py`. Each line is the medi
 Hugging Face's time divided by ours, so that a drift of the machine's speed cancels out.
 """
 
-import re
 import statistics
 import time
 from collections.abc import Callable
@@ -14,25 +13,8 @@ import torch
 from torch import nn
 from transformers import BertConfig, BertForMaskedLM, HfArgumentParser
 
-from fratrie import FratrieEncoderConfig, FratrieEncoderForMaskedLM
-
-NAMES = [
-    (r"bert\.embeddings\.word_embeddings", "model.embed_tokens"),
-    (r"bert\.embeddings\.position_embeddings", "model.embed_positions"),
-    (r"bert\.embeddings\.token_type_embeddings", "model.embed_token_types"),
-    (r"bert\.embeddings\.LayerNorm", "model.embedding_norm"),
-    (r"bert\.encoder\.layer\.", "model.layers."),
-    (r"attention\.self\.(.)\w+\.", r"mixer.\1_proj."),
-    (r"attention\.output\.dense", "mixer.o_proj"),
-    (r"attention\.output\.LayerNorm", "mixer_output_norm"),
-    (r"intermediate\.dense", "feed_forward.up_proj"),
-    (r"output\.dense", "feed_forward.down_proj"),
-    (r"(\.\d+)\.output\.LayerNorm", r"\1.feed_forward_output_norm"),
-    (r"cls\.predictions\.transform\.dense", "head_dense"),
-    (r"cls\.predictions\.transform\.LayerNorm", "head_norm"),
-    (r"cls\.predictions\.decoder", "lm_head"),
-    (r"cls\.predictions\.bias", "lm_head.bias"),
-]
+from fratrie import FratrieEncoderForMaskedLM
+from fratrie.conversion import from_hf
 
 
 @dataclass
@@ -69,18 +51,13 @@ def main() -> None:
 
 
 def same_models(options: Options) -> tuple[BertForMaskedLM, FratrieEncoderForMaskedLM]:
-    """A random BERT, and our encoder in its layout with its weights."""
+    """A random BERT, and our encoder made of it."""
     sizes = {"hidden_size": options.width, "num_hidden_layers": options.layers, "num_attention_heads": 4,
              "intermediate_size": 4 * options.width, "vocab_size": options.vocabulary}  # fmt: skip
     theirs = BertForMaskedLM(BertConfig(**sizes, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
-    config = FratrieEncoderConfig(**sizes, type_vocab_size=2, norm_eps=1e-12, pad_token_id=0, sparse_prediction=True)
-    ours = FratrieEncoderForMaskedLM(config)
-    weights = {}
-    for name, weight in theirs.state_dict().items():
-        for pattern, replacement in NAMES:
-            name = re.sub(pattern, replacement, name)
-        weights[name] = weight
-    ours.load_state_dict(weights)
+    ours = from_hf(theirs)
+    assert isinstance(ours, FratrieEncoderForMaskedLM)
+    ours.config.sparse_prediction = True
     return theirs, ours
 
 
