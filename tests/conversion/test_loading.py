@@ -1,0 +1,338 @@
+"""Checkpoints of Hugging Face, loaded by `from_pretrained` of our classes; our own load and save as ever."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from families import CASES, SPREAD, inputs, our_model, their_model
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModel, BertConfig, BertModel, GenerationConfig, T5ForConditionalGeneration
+from transformers.utils import logging as transformers_logging
+
+from fratrie import (
+    FratrieDecoderForCausalLM,
+    FratrieEncoderConfig,
+    FratrieEncoderForMaskedLM,
+    FratrieEncoderForSequenceClassification,
+    FratrieEncoderModel,
+    FratrieSeq2SeqForConditionalGeneration,
+)
+from fratrie.conversion import from_hf, to_hf
+from fratrie.conversion.models import RECIPES
+
+FIRST = [case for case in CASES if case.fields is SPREAD[case.model_type][0]]
+CASE = {case.name: case for case in CASES}
+CLASSIFIER = FratrieEncoderForSequenceClassification
+
+
+def save(case, folder, dtype=torch.float32, **fields):
+    """A model of a family in a folder, as Hugging Face saves it."""
+    theirs = their_model(case if not isinstance(case, str) else CASE[case], dtype=dtype, **fields)
+    theirs.save_pretrained(folder)
+    return theirs
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    """A folder with tiny BERTs: base, mlm, classes."""
+    folder = tmp_path_factory.mktemp("bert")
+    for name, case in (
+        ("base", "BertModel-0"),
+        ("mlm", "BertForMaskedLM-0"),
+        ("classes", "BertForSequenceClassification-0"),
+    ):
+        save(case, folder / name)
+    return folder
+
+
+def read(path):
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def outputs(case, theirs, model):
+    model.set_attn_implementation("eager")
+    if any("expert" in name for name, _ in model.named_modules()):
+        model.set_experts_implementation("eager")
+    torch.manual_seed(1)
+    with torch.no_grad():
+        return model(**inputs(case, theirs)[1])[0]
+
+
+@pytest.mark.parametrize("case", FIRST, ids=[case.name for case in FIRST])
+def test_a_checkpoint_equals_the_model_in_memory(case, tmp_path):
+    theirs = save(case, tmp_path)
+    loaded, report = case.head.ours.from_pretrained(tmp_path, output_loading_info=True)
+    expected = from_hf(theirs)
+    assert type(loaded) is type(expected) is case.head.ours
+    assert not any(report[f"{kind}_keys"] for kind in ("missing", "unexpected", "mismatched")) and len(report) == 4
+    assert loaded.dtype == torch.float32 and not loaded.training
+    for name, weight in expected.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], weight), name
+    assert torch.equal(outputs(case, theirs, loaded), outputs(case, theirs, expected))
+    free = ("_name_or_path", "architectures", "dtype")
+    configs = [{k: v for k, v in m.config.to_dict().items() if k not in free} for m in (loaded, expected)]
+    assert configs[0] == configs[1]
+
+
+def test_every_family_and_every_class_of_ours_is_loaded():
+    assert {case.model_type for case in FIRST} == set(RECIPES)
+    assert {case.theirs for case in FIRST} == {head.theirs for recipe in RECIPES.values() for head in recipe.heads}
+
+
+@pytest.mark.parametrize("name", ["BertForMaskedLM-0", "GPT2LMHeadModel-0", "T5ForConditionalGeneration-0"])
+def test_the_dtype_is_kept_or_as_asked(name, tmp_path):
+    case = CASE[name]
+    save(case, tmp_path, dtype=torch.bfloat16)
+    ours = case.head.ours
+    assert ours.from_pretrained(tmp_path).dtype == torch.bfloat16
+    assert ours.from_pretrained(tmp_path).config.dtype == torch.bfloat16
+    for choice in ({"dtype": torch.float32}, {"dtype": "float32"}, {"torch_dtype": torch.float32}):
+        model = ours.from_pretrained(tmp_path, **choice)
+        assert model.dtype == torch.float32
+        assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("name", ["MixtralForCausalLM-0", "BartForConditionalGeneration-0"])
+def test_a_checkpoint_in_shards(name, tmp_path):
+    case = CASE[name]
+    theirs = their_model(case, dtype=torch.float32)
+    theirs.save_pretrained(tmp_path, max_shard_size="10KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    loaded, expected = case.head.ours.from_pretrained(tmp_path), from_hf(theirs)
+    assert torch.equal(outputs(case, theirs, loaded), outputs(case, theirs, expected))
+
+
+def test_a_subfolder_and_a_variant(tmp_path):
+    theirs = save("BertModel-0", tmp_path / "inner")
+    loaded = FratrieEncoderModel.from_pretrained(tmp_path, subfolder="inner")
+    assert torch.equal(loaded.embed_tokens.weight, theirs.embeddings.word_embeddings.weight)
+    other = their_model(CASE["BertModel-0"], dtype=torch.float32, seed=1)
+    other.save_pretrained(tmp_path / "inner", variant="other")
+    loaded = FratrieEncoderModel.from_pretrained(tmp_path, subfolder="inner", variant="other")
+    assert torch.equal(loaded.embed_tokens.weight, other.embeddings.word_embeddings.weight)
+
+
+@pytest.mark.parametrize(
+    ("source", "ours", "new"),
+    [
+        ("BertForMaskedLM-0", CLASSIFIER, {"classifier.dense.0", "classifier.out_proj"}),
+        ("BertModel-0", CLASSIFIER, {"classifier.out_proj"}),
+        ("BertModel-0", FratrieEncoderForMaskedLM, {"head_dense", "head_norm", "lm_head"}),
+        ("CamembertModel-0", CLASSIFIER, {"classifier.dense.0", "classifier.out_proj"}),
+        ("LlamaModel-0", FratrieDecoderForCausalLM, {"lm_head"}),
+    ],
+)
+def test_only_what_the_checkpoint_lacks_is_new(source, ours, new, tmp_path):
+    theirs = save(source, tmp_path)
+    model, report = ours.from_pretrained(tmp_path, output_loading_info=True)
+    missing = {name.rpartition(".")[0] for name in report["missing_keys"]}
+    assert missing == new and not report["mismatched_keys"]
+    for name in report["missing_keys"]:
+        weight = model.get_parameter(name)
+        if "norm" in name and name.endswith("weight"):
+            assert torch.equal(weight, torch.ones_like(weight))
+        elif name.endswith("bias"):
+            assert not weight.any()
+        elif "lm_head" not in name or not model.config.tie_word_embeddings:
+            assert 0.3 < float(weight.detach().std()) / model.config.initializer_range < 3
+    body = from_hf(theirs).base_model.state_dict()
+    for name, weight in model.model.state_dict().items():
+        assert torch.equal(weight, body[name]), name
+
+
+def test_the_body_of_a_checkpoint_with_a_head(bert, caplog):
+    """Whatever is not read is told, under its own name."""
+    transformers_logging.enable_propagation()
+    try:
+        model, report = FratrieEncoderModel.from_pretrained(bert / "mlm", output_loading_info=True)
+    finally:
+        transformers_logging.disable_propagation()
+    whole = FratrieEncoderForMaskedLM.from_pretrained(bert / "mlm")
+    assert torch.equal(model.layers[2].mixer.q_proj.weight, whole.model.layers[2].mixer.q_proj.weight)
+    assert not report["missing_keys"] and "cls.predictions.bias" in report["unexpected_keys"]
+    assert "FratrieEncoderModel has no use for" in caplog.text and "cls.predictions" in caplog.text
+    # It has no pooler, and so neither has ours.
+    assert model.config.pooler_activation is None and model.pooler is None
+
+
+def test_the_pooler(bert, tmp_path):
+    theirs, case = BertModel.from_pretrained(bert / "base"), CASE["BertModel-0"]
+    ours = FratrieEncoderModel.from_pretrained(bert / "base")
+    arguments = inputs(case, theirs)[1]
+    with torch.no_grad():
+        expected, actual = theirs(**arguments).pooler_output, ours(**arguments).pooler_output
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+    back = to_hf(ours)
+    assert torch.equal(back.pooler.dense.weight, theirs.pooler.dense.weight)
+    without = BertModel.from_pretrained(bert / "mlm", add_pooling_layer=False)
+    ours = from_hf(without)
+    assert ours.pooler is None and to_hf(ours).pooler is None
+    ours.save_pretrained(tmp_path)
+    assert "pooler_output" not in FratrieEncoderModel.from_pretrained(tmp_path)(**arguments)
+
+
+def test_another_number_of_labels(bert):
+    kept = CLASSIFIER.from_pretrained(bert / "classes")
+    assert kept.config.num_labels == 3
+    with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
+        CLASSIFIER.from_pretrained(bert / "classes", num_labels=5)
+    config = AutoConfig.from_pretrained(bert / "classes")
+    config = RECIPES["bert"].read_config(config, RECIPES["bert"].head(CLASSIFIER.__name__))
+    config.id2label = dict(enumerate("abcde"))
+    for choice in ({"num_labels": 5}, {"config": config}):
+        model, report = CLASSIFIER.from_pretrained(
+            bert / "classes", **choice, ignore_mismatched_sizes=True, output_loading_info=True
+        )
+        assert {name for name, *_ in report["mismatched_keys"]} == {
+            "classifier.out_proj.weight",
+            "classifier.out_proj.bias",
+        }
+        assert model.classifier.out_proj.weight.shape == (5, 16) and model.config.num_labels == 5
+        assert torch.equal(model.classifier.dense[0].weight, kept.classifier.dense[0].weight)
+    labels = {"id2label": {0: "x", 1: "y", 2: "z"}, "label2id": {"x": 0, "y": 1, "z": 2}}
+    assert CLASSIFIER.from_pretrained(bert / "classes", **labels).config.id2label == labels["id2label"]
+
+
+def test_fields_of_our_configuration_change_on_the_way(bert, tmp_path):
+    choices = {"hidden_dropout": 0.3, "attn_implementation": "eager", "output_hidden_states": True}
+    model = FratrieEncoderModel.from_pretrained(bert / "base", **choices)
+    assert model.config.hidden_dropout == model.layers[0].dropout.p == 0.3
+    assert model.config._attn_implementation == "eager" and model.config.output_hidden_states
+    assert model.config.foreign_fields["model_type"] == "bert"
+    model = FratrieEncoderModel.from_pretrained(bert / "base", num_hidden_layers=2)
+    assert len(model.layers) == 2
+    with pytest.raises(TypeError, match="hiden_dropout"):
+        FratrieEncoderModel.from_pretrained(bert / "base", hiden_dropout=0.3)
+    save("T5ForConditionalGeneration-0", tmp_path)
+    model = FratrieSeq2SeqForConditionalGeneration.from_pretrained(tmp_path, decoder={"hidden_dropout": 0.3})
+    assert (model.config.encoder.hidden_dropout, model.config.decoder.hidden_dropout) == (0.1, 0.3)
+
+
+def test_a_configuration_of_ours_or_of_theirs(bert):
+    theirs = BertConfig.from_pretrained(bert / "base")
+    theirs.hidden_dropout_prob = 0.4
+    assert FratrieEncoderModel.from_pretrained(bert / "base", config=theirs).config.hidden_dropout == 0.4
+    ours = FratrieEncoderModel.from_pretrained(bert / "base", config=str(bert / "base")).config
+    assert isinstance(ours, FratrieEncoderConfig)
+    ours.hidden_dropout = 0.2
+    model = FratrieEncoderModel.from_pretrained(bert / "base", config=ours)
+    assert model.layers[0].dropout.p == 0.2
+    with_ours = AutoModel.from_pretrained(bert / "base", config=ours)
+    assert isinstance(with_ours, FratrieEncoderModel)
+    assert torch.equal(with_ours.pooler.dense.weight, model.pooler.dense.weight)
+
+
+def test_refusals(bert, tmp_path):
+    with pytest.raises(ValueError, match="FratrieDecoderForCausalLM has no counterpart for model type 'bert'"):
+        FratrieDecoderForCausalLM.from_pretrained(bert / "base")
+    with pytest.raises(ValueError, match="state_dict"):
+        FratrieEncoderModel.from_pretrained(bert / "base", state_dict={})
+    shutil.copy(bert / "base" / "config.json", tmp_path)
+    torch.save({}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(OSError, match="safetensors"):
+        FratrieEncoderModel.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("config", [None, "{}", '{"model_type": "unheard_of"}', "{"])
+def test_other_folders_are_left_to_hugging_face(config, tmp_path):
+    """Whose own classes complain in the same words."""
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    complaints = []
+    for model_class in (FratrieEncoderModel, BertModel):
+        with pytest.raises(OSError) as error:
+            model_class.from_pretrained(tmp_path)
+        complaints.append(str(error.value))
+    assert complaints[0] == complaints[1]
+    with pytest.raises(OSError, match="absent"):
+        FratrieEncoderModel.from_pretrained(tmp_path / "absent")
+
+
+def test_a_foreign_checkpoint_leaves_no_trace_in_our_own(bert, tmp_path):
+    model = FratrieEncoderForMaskedLM.from_pretrained(bert / "mlm")
+    model.save_pretrained(tmp_path / "ours")
+    saved, config = load_file(tmp_path / "ours" / "model.safetensors"), read(tmp_path / "ours" / "config.json")
+    assert config["model_type"] == "fratrie_encoder" and config["architectures"] == ["FratrieEncoderForMaskedLM"]
+    assert config["foreign_fields"] == {"model_type": "bert"}
+    assert set(saved) <= set(model.state_dict())
+    assert not {"hidden_dropout_prob", "layer_norm_eps", "cls_token_id"} & set(config)
+    again, report = FratrieEncoderForMaskedLM.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not any(report.values())
+    again.save_pretrained(tmp_path / "again")
+    for name in ("model.safetensors", "config.json"):
+        assert (tmp_path / "ours" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+    for name, weight in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], weight), name
+    script = (
+        "import sys, torch, fratrie; from transformers import AutoModelForMaskedLM\n"
+        "model = AutoModelForMaskedLM.from_pretrained(sys.argv[1])\n"
+        "assert type(model) is fratrie.FratrieEncoderForMaskedLM\n"
+        "model.save_pretrained(sys.argv[2])\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "ours"), str(tmp_path / "third")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for name in ("model.safetensors", "config.json"):
+        assert (tmp_path / "ours" / name).read_bytes() == (tmp_path / "third" / name).read_bytes()
+
+
+def test_hugging_faces_classes_still_load_their_own(bert):
+    """Also after ours read the same folder."""
+    FratrieEncoderModel.from_pretrained(bert / "base")
+    model = AutoModel.from_pretrained(bert / "base")
+    assert type(model) is BertModel and type(AutoConfig.from_pretrained(bert / "base")) is BertConfig
+
+
+@pytest.mark.parametrize("name", ["GPT2LMHeadModel-0", "BartForConditionalGeneration-0", "LlamaForCausalLM-0"])
+def test_the_generation_configuration_goes_both_ways(name, tmp_path):
+    case = CASE[name]
+    theirs = their_model(case, dtype=torch.float32)
+    theirs.generation_config = GenerationConfig(max_new_tokens=7, repetition_penalty=1.5, eos_token_id=[1, 3])
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = case.head.ours.from_pretrained(tmp_path / "theirs")
+    ours.save_pretrained(tmp_path / "ours")
+    for model in (ours, from_hf(theirs), case.head.ours.from_pretrained(tmp_path / "ours"), to_hf(ours)):
+        kept = model.generation_config
+        assert (kept.max_new_tokens, kept.repetition_penalty, kept.eos_token_id) == (7, 1.5, [1, 3])
+    back = to_hf(case.head.ours.from_pretrained(tmp_path / "ours"))
+    back.save_pretrained(tmp_path / "back")
+    files = [read(tmp_path / folder / "generation_config.json") for folder in ("theirs", "back")]
+    assert files[0] == files[1]
+
+
+def test_a_t5_with_an_output_layer_of_its_own(tmp_path):
+    """As published checkpoints of T5 1.1 are: their configurations say it, and Hugging Face's class forgets it."""
+    case = CASE["T5ForConditionalGeneration-1"]
+    tied = save(case, tmp_path)
+    states = load_file(tmp_path / "model.safetensors")
+    states["lm_head.weight"] = torch.randn_like(tied.lm_head.weight)
+    save_file(states, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    config = read(tmp_path / "config.json") | {"tie_word_embeddings": False}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    theirs = T5ForConditionalGeneration.from_pretrained(tmp_path)
+    for ours in (FratrieSeq2SeqForConditionalGeneration.from_pretrained(tmp_path), from_hf(theirs)):
+        assert not ours.config.tie_word_embeddings
+        assert torch.equal(ours.lm_head.weight, states["lm_head.weight"])
+        assert torch.equal(ours.model.encoder.embed_tokens.weight, states["shared.weight"])
+        their_inputs, our_inputs = inputs(case, theirs)
+        back = to_hf(ours)
+        with torch.no_grad():
+            expected = theirs(**their_inputs).logits
+            torch.testing.assert_close(ours(**our_inputs).logits, expected, rtol=1e-4, atol=1e-4)
+            assert torch.equal(back(**their_inputs).logits, expected)
+        back.save_pretrained(tmp_path / "back")
+        saved = load_file(tmp_path / "back" / "model.safetensors")
+        assert saved.keys() == states.keys() and all(torch.equal(saved[name], states[name]) for name in states)
+
+
+def test_the_copy_shares_no_memory(tmp_path):
+    theirs = their_model(CASE["GPT2LMHeadModel-0"], dtype=torch.float32)
+    ours = our_model(theirs)
+    before = ours.model.layers[0].mixer.k_proj.weight.clone()
+    with torch.no_grad():
+        for weight in theirs.parameters():
+            weight.zero_()
+    assert before.any() and torch.equal(ours.model.layers[0].mixer.k_proj.weight, before)

@@ -1,0 +1,329 @@
+"""Recipes by themselves: rules of weights are invertible, and what has no counterpart is refused by its name."""
+
+import pytest
+import torch
+from families import CASES, inputs, our_model, their_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    BertConfig,
+    BertForQuestionAnswering,
+    BertModel,
+    DistilBertConfig,
+    DistilBertModel,
+    LlamaConfig,
+    ViTConfig,
+)
+
+from fratrie import (
+    FratrieDecoderConfig,
+    FratrieDecoderForCausalLM,
+    FratrieEncoderConfig,
+    FratrieEncoderForMaskedLM,
+    FratrieEncoderForTokenClassification,
+    FratrieEncoderModel,
+    FratrieSeq2SeqConfig,
+    FratrieSeq2SeqModel,
+    norm_slots,
+)
+from fratrie.conversion import from_hf, to_hf
+from fratrie.conversion.models import RECIPES, find_recipe
+from fratrie.conversion.recipe import Field, Head, Recipe, Weight
+
+CASE = {case.name: case for case in CASES}
+SIZES = {
+    "vocab_size": 31,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 24,
+    "max_position_embeddings": 40,
+}
+LLAMA_LIKE = {
+    **SIZES,
+    **norm_slots("pre", "rms_norm"),
+    **dict.fromkeys(("attention_bias", "attention_output_bias", "feed_forward_bias"), False),
+    "position_type": "rotary",
+    "gated_feed_forward": True,
+    "num_key_value_heads": 2,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}
+
+
+def randomised(model):
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(0, 0.3)
+    return model.eval()
+
+
+def read_config(model_type, fields, theirs=None):
+    recipe = RECIPES[model_type]
+    head = recipe.head(theirs) if theirs else recipe.heads[0]
+    return recipe.read_config(recipe.their_config(**fields), head)
+
+
+REQUIRED = [(model_type, name, value) for model_type, recipe in RECIPES.items()
+            for name, value in recipe.required.items()]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model_type", "name", "value"), REQUIRED)
+def test_a_required_field_is_refused_by_name_and_value(model_type, name, value):
+    recipe = RECIPES[model_type]
+    config = recipe.their_config()
+    other = {bool: True, float: 0.25, int: 7, str: "other"}[type(value)] if value != True else False  # noqa: E712
+    setattr(config, name, other)
+    with pytest.raises(ValueError) as error:
+        recipe.read_config(config, recipe.heads[0])
+    assert f"cannot represent this {model_type!r} model" in str(error.value)
+    assert f"{name}={other!r} (only {value!r})" in str(error.value)
+
+
+def test_all_wrong_fields_are_named_at_once():
+    with pytest.raises(ValueError, match=r"is_decoder=True.*add_cross_attention=True"):
+        read_config("bert", {"is_decoder": True, "add_cross_attention": True})
+
+
+def test_a_field_that_old_checkpoints_have():
+    for value in ("relative_key", "relative_key_query"):
+        with pytest.raises(ValueError, match=f"position_embedding_type='{value}'"):
+            read_config("bert", {"position_embedding_type": value})
+    assert read_config("bert", {"position_embedding_type": "absolute"}).position_type == "learned"
+
+
+def test_an_unknown_model_type_lists_the_known():
+    model = DistilBertModel(DistilBertConfig(vocab_size=9, dim=8, n_heads=2, n_layers=1, hidden_dim=8))
+    for refused in (lambda: from_hf(model), lambda: find_recipe("distilbert")):
+        with pytest.raises(
+            ValueError, match="No recipe for model type 'distilbert'; there are bert, roberta"
+        ) as error:
+            refused()
+        assert all(model_type in str(error.value) for model_type in RECIPES)
+
+
+def test_a_class_without_counterpart_lists_those_that_have_one():
+    config = BertConfig(**SIZES)
+    with pytest.raises(ValueError, match="BertForQuestionAnswering has no counterpart for model type 'bert'; BertM"):
+        from_hf(BertForQuestionAnswering(config))
+    ours = FratrieDecoderForCausalLM(FratrieDecoderConfig(**SIZES))
+    with pytest.raises(ValueError, match=r"FratrieDecoderForCausalLM has no counterpart.*BertForMaskedLM"):
+        to_hf(ours, "bert")
+
+
+def test_values_without_counterpart():
+    with pytest.raises(ValueError, match=r"classifier_pooling='max' has no counterpart; known are \['cls', 'mean'\]"):
+        pair = Field("classifier_pooling", values={"cls": "first", "mean": "mean"})
+        config = RECIPES["modernbert"].their_config()
+        object.__setattr__(config, "classifier_pooling", "max")
+        pair.read(config)
+    with pytest.raises(ValueError, match="pooler_output_size=12"):
+        from_hf(their_model(CASE["ViTModel-0"], pooler_output_size=12))
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    for model_type in ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe"):
+        with pytest.raises(ValueError, match=f"{model_type}.*partial_rotary_factor=0.5"):
+            read_config(model_type, {"rope_parameters": rope})
+    for name, value, expected in (("tie_word_embeddings", False, True), ("decoder_vocab_size", 5, 58101)):
+        with pytest.raises(ValueError, match=f"marian: {name}={value} does not fit .* with which it is {expected}"):
+            read_config("marian", {name: value})
+
+
+def test_a_model_never_converted_needs_a_model_type():
+    model = FratrieEncoderModel(FratrieEncoderConfig(**SIZES))
+    with pytest.raises(ValueError, match="was not converted: name the model_type to make it, of bert, roberta"):
+        to_hf(model)
+    with pytest.raises(ValueError, match="No recipe for model type 'elmo'"):
+        to_hf(model, "elmo")
+
+
+def test_a_bert_of_our_own_becomes_hugging_faces():
+    for ours_class in (FratrieEncoderModel, FratrieEncoderForMaskedLM, FratrieEncoderForTokenClassification):
+        ours = randomised(ours_class(FratrieEncoderConfig(**SIZES, type_vocab_size=2, pad_token_id=0)))
+        theirs = to_hf(ours, "bert")
+        ids = torch.tensor([[5, 6, 7, 8], [9, 10, 0, 0]])
+        mask = (ids != 0).long()
+        with torch.no_grad():
+            actual, expected = (model(ids, attention_mask=mask)[0][mask.bool()] for model in (theirs, ours))
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+        assert torch.equal(from_hf(theirs).state_dict()[next(iter(ours.state_dict()))], next(iter(ours.parameters())))
+
+
+def test_a_llama_of_our_own_becomes_hugging_faces():
+    ours = randomised(FratrieDecoderForCausalLM(FratrieDecoderConfig(**LLAMA_LIKE)))
+    theirs = to_hf(ours, "llama")
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(ids).logits, ours(ids).logits, rtol=1e-5, atol=1e-5)
+    assert isinstance(theirs.config, LlamaConfig)
+    # It is of no other family; which says what of it is strange there.
+    for model_type, field in (("gpt2", "position_type='rotary'"), ("qwen2", "attention_bias=False")):
+        with pytest.raises(ValueError, match=f"A '{model_type}' model cannot have this: .*{field}"):
+            to_hf(ours, model_type)
+
+
+ALIBI = {"position_type": "alibi"}
+
+
+def with_alibi(recipe):
+    """One of ours that no family can be, in the class of the recipe's first head."""
+    if recipe.config is FratrieSeq2SeqConfig:
+        stacks = {stack: {**SIZES, **ALIBI} for stack in ("encoder", "decoder")}
+        return FratrieSeq2SeqModel(FratrieSeq2SeqConfig(**stacks, decoder_start_token_id=2))
+    fields = {"pad_token_id": 0}
+    if recipe.model_type == "vit":
+        fields |= {"patch_size": 4, "image_size": 8}
+    if "moe_intermediate_size" in {pair.theirs for pair in recipe.fields}:
+        fields |= {"num_experts": 4, "moe_intermediate_size": 8}
+    return recipe.heads[0].ours(recipe.config(**SIZES, **ALIBI, **fields))
+
+
+@pytest.mark.parametrize("model_type", RECIPES)
+def test_no_family_has_alibi(model_type):
+    # DeepSeek's configuration cannot even be written without the ranks of its attention.
+    with pytest.raises(ValueError, match="kv_lora_rank" if model_type == "deepseek_v3" else "position_type='alibi'"):
+        to_hf(with_alibi(RECIPES[model_type]), model_type)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "refused"),
+    [
+        ("BertForMaskedLM-0", norm_slots("pre"), "feed_forward_input_norm='layer_norm'"),
+        ("BertForMaskedLM-0", {"layer_types": ["full_attention", "sliding_attention", "full_attention"],
+                               "sliding_window": 3}, "layer_types="),
+        ("BertForMaskedLM-0", {"hidden_dropout": 0.3}, "embedding_dropout="),
+        ("BertModel-0", {"pooler_activation": "relu"}, "pooler_activation='relu'"),
+        ("GPT2LMHeadModel-0", {"attention_scale": 0.7}, "attention_scale=0.7"),
+        ("LlamaForCausalLM-0", {"query_key_norm": "rms_norm"}, "query_key_norm='rms_norm'"),
+        ("Qwen2ForCausalLM-0", {"layer_types": ["linear_attention"] * 3}, "layer_types="),
+        ("ViTForImageClassification-0", {"classifier_pooling": "mean"}, "classifier_pooling='mean'"),
+    ],
+)  # fmt: skip
+def test_a_changed_configuration_is_refused(name, changes, refused):
+    """By the field that the family lacks, rather than written as another model."""
+    ours = our_model(their_model(CASE[name], dtype=torch.float32))
+    config = type(ours.config)(**{**ours.config.to_dict(), **changes})
+    with pytest.raises(ValueError, match=refused):
+        to_hf(randomised(type(ours)(config)))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "followed"),
+    [
+        ("BertForMaskedLM-0", {"hidden_dropout": 0.3, "embedding_dropout": 0.3}, {"hidden_dropout_prob": 0.3}),
+        ("GPT2LMHeadModel-0", {"attention_dropout": 0.3}, {"attn_pdrop": 0.3}),
+        ("LlamaForCausalLM-0", {"norm_eps": 0.3, "head_dim": 10}, {"rms_norm_eps": 0.3, "head_dim": 10}),
+        ("MistralForCausalLM-0", {"sliding_window": 7}, {"sliding_window": 7}),
+        ("Qwen2ForCausalLM-0", {"layer_types": ["full_attention", "full_attention", "sliding_attention"],
+                                "sliding_window": 5},
+         {"sliding_window": 5, "use_sliding_window": True,
+          "layer_types": ["full_attention", "full_attention", "sliding_attention"]}),
+        ("ModernBertForMaskedLM-0", {"sliding_window": 5}, {"local_attention": 10, "sliding_window": 5}),
+        ("CamembertForMaskedLM-0", {"max_position_embeddings": 20}, {"max_position_embeddings": 22}),
+    ],
+)  # fmt: skip
+def test_a_changed_configuration_is_followed(name, changes, followed):
+    case = CASE[name]
+    ours = our_model(their_model(case, dtype=torch.float32))
+    changed = randomised(type(ours)(type(ours.config)(**{**ours.config.to_dict(), **changes})))
+    theirs = to_hf(changed)
+    assert {field: getattr(theirs.config, field) for field in followed} == followed
+    their_inputs, our_inputs = inputs(case, theirs)
+    rows = our_inputs["attention_mask"].bool()
+    with torch.no_grad():
+        expected, actual = theirs(**their_inputs).logits[rows], changed(**our_inputs).logits[rows]
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_value_that_their_configuration_refuses():
+    ours = FratrieEncoderModel(FratrieEncoderConfig(**SIZES, pad_token_id=None))
+    with pytest.raises(ValueError, match="roberta: positions begin behind pad_token_id=None"):
+        to_hf(ours, "roberta")
+    with pytest.raises(ValueError, match=r"no 'qwen3_moe' model like it: .*moe_intermediate_size"):
+        to_hf(FratrieDecoderForCausalLM(FratrieDecoderConfig(**LLAMA_LIKE)), "qwen3_moe")
+
+
+def test_strange_weights_are_named():
+    theirs = BertModel(BertConfig(**SIZES))
+    theirs.adapter = torch.nn.Linear(2, 2, bias=False)
+    with pytest.raises(ValueError, match=r"BertModel: FratrieEncoderModel has no .* adapter\.weight"):
+        from_hf(theirs)
+    ours = FratrieEncoderModel(FratrieEncoderConfig(**SIZES))
+    ours.register_parameter("extra", torch.nn.Parameter(torch.ones(2)))
+    with pytest.raises(ValueError, match=r"FratrieEncoderModel: BertModel has no .* extra"):
+        to_hf(ours, "bert")
+
+
+def test_a_second_name_of_a_tied_weight_is_no_strange_weight():
+    recipe = rule_recipe((Weight("their", "our"),))
+    weight = torch.ones(3, 2)
+    states = {"their.weight": weight, "copy.weight": weight}
+    assert recipe.read_weights(states, HEAD, None).keys() == {"our.weight"}
+    with pytest.raises(ValueError, match=r"copy\.weight"):
+        recipe.read_weights({**states, "copy.weight": weight.clone()}, HEAD, None)
+
+
+HEAD = Head("BertModel", FratrieEncoderModel)
+
+
+def rule_recipe(rules):
+    return Recipe("bert", FratrieEncoderConfig, fields=(), weights=rules, heads=(HEAD,))
+
+
+@st.composite
+def rules(draw):
+    """Rules with distinct names, with or without layers, and tensors that their side may hold."""
+    lines, states = [], {}
+    for number in range(draw(st.integers(1, 4))):
+        parts = draw(st.integers(1, 3))
+        layers = draw(st.sampled_from(["", ".*"]))
+        names = tuple(f"our{number}{layers}.part{part}" for part in range(parts))
+        line = Weight(f"their{number}{layers}.x", names, transposed=draw(st.booleans()), leading=draw(st.booleans()))
+        size, rows = draw(st.integers(1, 4)), parts * draw(st.integers(1, 3))
+        for layer in draw(st.sets(st.integers(0, 12), min_size=1, max_size=3)) if layers else [""]:
+            for ending in draw(st.sets(st.sampled_from(["", ".weight", ".bias"]), min_size=1)):
+                shape = (rows,) if ending == ".bias" else (size, rows) if line.transposed else (rows, size)
+                tensor = torch.randn((1, *shape) if line.leading else shape)
+                states[line.theirs.replace("*", str(layer)) + ending] = tensor
+        lines.append(line)
+    return rule_recipe(tuple(lines)), states
+
+
+@settings(max_examples=60, deadline=None)
+@given(rules())
+def test_weights_there_and_back(drawn):
+    recipe, theirs = drawn
+    ours = recipe.read_weights(theirs, HEAD, None)
+    assert len(ours) >= len(theirs) and all(tensor.is_contiguous() for tensor in ours.values())
+    back = recipe.write_weights(ours, HEAD, None)
+    assert back.keys() == theirs.keys()
+    assert all(torch.equal(back[name], tensor) and back[name].is_contiguous() for name, tensor in theirs.items())
+    again = recipe.read_weights(back, HEAD, None)
+    assert again.keys() == ours.keys() and all(torch.equal(again[name], ours[name]) for name in ours)
+
+
+def test_what_a_rule_does_to_a_tensor():
+    """Stacked rows in the order of the names; a transposed matrix, whose bias is not; a first dimension."""
+    line = Weight("their", ("a", "b"), transposed=True)
+    matrix, bias = torch.arange(8.0).reshape(2, 4), torch.arange(4.0)
+    recipe = rule_recipe((line,))
+    ours = recipe.read_weights({"their.weight": matrix, "their.bias": bias}, HEAD, None)
+    assert ours["a.weight"].tolist() == [[0, 4], [1, 5]] and ours["b.weight"].tolist() == [[2, 6], [3, 7]]
+    assert ours["a.bias"].tolist() == [0, 1] and ours["b.bias"].tolist() == [2, 3]
+    assert Weight("x", "y", leading=True).read(matrix[None])[0].tolist() == matrix.tolist()
+    assert Weight("x", "y", leading=True).write([bias]).shape == (1, 4)
+
+
+def test_a_rule_holds_for_its_configurations_alone():
+    line = Weight("their", "our", when={"is_decoder": True})
+    assert not line.holds(BertConfig()) and line.holds(BertConfig(is_decoder=True))
+    with pytest.raises(ValueError, match=r"their\.weight"):
+        rule_recipe((line,)).read_weights({"their.weight": torch.ones(1)}, HEAD, BertConfig())
+
+
+def test_our_defaults_stand_for_theirs():
+    """`None` there is a value here, and is `None` again on the way back."""
+    for fields, expected in (({}, None), ({"n_inner": 20}, 20)):
+        ours = read_config("gpt2", {"n_embd": 16, "n_head": 4, **fields})
+        assert ours.intermediate_size == (expected or 64)
+        assert RECIPES["gpt2"].write_config(ours, RECIPES["gpt2"].heads[0]).n_inner == expected
+    assert read_config("vit", {}).max_position_embeddings == (ViTConfig().image_size // 16) ** 2 + 1
