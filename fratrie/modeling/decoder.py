@@ -172,23 +172,21 @@ class FratrieDecoderForCausalLM(FratriePreTrainedModel, GenerationMixin):
             **kwargs,
         )
         logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
-        router = self.router_losses(outputs.router_logits, attention_mask)
         loss = None
         if labels is not None:
             if shifted is None:
                 shifted = shift_labels(labels, position_ids, attention_mask, kwargs.get("cu_seq_lens_q"))
             loss = token_cross_entropy(logits, shifted, num_items_in_batch)
-            loss = self.add_router_losses(loss, router, share_of_batch(shifted, num_items_in_batch))
-        return FratrieCausalLMOutput(
-            loss=loss,
-            logits=logits,
+        share = share_of_batch(shifted, num_items_in_batch)
+        return self.head_output(
+            FratrieCausalLMOutput,
+            outputs,
+            logits,
+            loss,
+            share,
+            attention_mask,
             cache=outputs.cache,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
             cross_attentions=outputs.cross_attentions,
-            aux_loss=router[0],
-            z_loss=router[1],
-            router_logits=outputs.router_logits,
         )
 
 
@@ -231,17 +229,8 @@ class FratrieDecoderForSequenceClassification(FratriePreTrainedModel):
         states = outputs.last_hidden_state
         real_tokens = find_real_tokens(states, input_ids, attention_mask, self.config.pad_token_id)
         logits = self.classifier(pool(states, real_tokens, self.config.classifier_pooling))
-        router = self.router_losses(outputs.router_logits, attention_mask)
         loss = None
         if labels is not None:
             loss = sequence_classification_loss(logits, labels, self.config, num_items_in_batch)
-            loss = self.add_router_losses(loss, router, share_of_batch(labels, num_items_in_batch))
-        return FratrieSequenceClassifierOutput(
-            loss=loss,
-            logits=logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-            aux_loss=router[0],
-            z_loss=router[1],
-            router_logits=outputs.router_logits,
-        )
+        share = share_of_batch(labels, num_items_in_batch)
+        return self.head_output(FratrieSequenceClassifierOutput, outputs, logits, loss, share, attention_mask)

@@ -143,20 +143,11 @@ class FratrieEncoderForMaskedLM(FratriePreTrainedModel):
             targets = labels.to(states.device) != IGNORED
             states, labels = states[targets], labels[targets.to(labels.device)]
         logits = self.lm_head(self.head_norm(self.head_act_fn(self.head_dense(states))))
-        router = self.router_losses(outputs.router_logits, attention_mask)
         loss = None
         if labels is not None:
             loss = token_cross_entropy(logits, labels, num_items_in_batch)
-            loss = self.add_router_losses(loss, router, share_of_batch(labels, num_items_in_batch))
-        return FratrieMaskedLMOutput(
-            loss=loss,
-            logits=logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-            aux_loss=router[0],
-            z_loss=router[1],
-            router_logits=outputs.router_logits,
-        )
+        share = share_of_batch(labels, num_items_in_batch)
+        return self.head_output(FratrieMaskedLMOutput, outputs, logits, loss, share, attention_mask)
 
 
 class FratrieEncoderForSequenceClassification(FratriePreTrainedModel):
@@ -209,20 +200,11 @@ class FratrieEncoderForSequenceClassification(FratriePreTrainedModel):
         states = outputs.last_hidden_state
         real_tokens = find_real_tokens(states, input_ids, attention_mask, self.config.pad_token_id)
         logits = self.classifier(pool(states, real_tokens, self.config.classifier_pooling))
-        router = self.router_losses(outputs.router_logits, attention_mask)
         loss = None
         if labels is not None:
             loss = sequence_classification_loss(logits, labels, self.config, num_items_in_batch)
-            loss = self.add_router_losses(loss, router, share_of_batch(labels, num_items_in_batch))
-        return FratrieSequenceClassifierOutput(
-            loss=loss,
-            logits=logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-            aux_loss=router[0],
-            z_loss=router[1],
-            router_logits=outputs.router_logits,
-        )
+        share = share_of_batch(labels, num_items_in_batch)
+        return self.head_output(FratrieSequenceClassifierOutput, outputs, logits, loss, share, attention_mask)
 
 
 class FratrieEncoderForTokenClassification(FratriePreTrainedModel):
@@ -272,20 +254,11 @@ class FratrieEncoderForTokenClassification(FratriePreTrainedModel):
             **kwargs,
         )
         logits = self.classifier(outputs.last_hidden_state)
-        router = self.router_losses(outputs.router_logits, attention_mask)
         loss = None
         if labels is not None:
             loss = token_cross_entropy(logits, labels, num_items_in_batch)
-            loss = self.add_router_losses(loss, router, share_of_batch(labels, num_items_in_batch))
-        return FratrieTokenClassifierOutput(
-            loss=loss,
-            logits=logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-            aux_loss=router[0],
-            z_loss=router[1],
-            router_logits=outputs.router_logits,
-        )
+        share = share_of_batch(labels, num_items_in_batch)
+        return self.head_output(FratrieTokenClassifierOutput, outputs, logits, loss, share, attention_mask)
 
 
 class FratrieEncoderForImageClassification(FratriePreTrainedModel):
@@ -333,17 +306,8 @@ class FratrieEncoderForImageClassification(FratriePreTrainedModel):
         states = outputs.last_hidden_state
         all_tokens = torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
         logits = self.classifier(pool(states, all_tokens, self.config.classifier_pooling))
-        router = self.router_losses(outputs.router_logits, None)
         loss = None
         if labels is not None:
             loss = sequence_classification_loss(logits, labels, self.config, num_items_in_batch)
-            loss = self.add_router_losses(loss, router, share_of_batch(labels, num_items_in_batch))
-        return FratrieImageClassifierOutput(
-            loss=loss,
-            logits=logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-            aux_loss=router[0],
-            z_loss=router[1],
-            router_logits=outputs.router_logits,
-        )
+        share = share_of_batch(labels, num_items_in_batch)
+        return self.head_output(FratrieImageClassifierOutput, outputs, logits, loss, share, None)

@@ -58,9 +58,9 @@ def shift_labels(
     return nn.functional.pad(labels, (0, 1), value=IGNORED)
 
 
-def share_of_batch(labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None) -> torch.Tensor | float:
+def share_of_batch(labels: torch.Tensor | None, num_items_in_batch: torch.Tensor | int | None) -> torch.Tensor | float:
     """Part of the global batch's targets that `labels` holds: the weight of a loss that is a mean of its own."""
-    if num_items_in_batch is None:
+    if labels is None or num_items_in_batch is None:
         return 1.0
     return (labels != IGNORED).sum() / _count(labels, num_items_in_batch)
 

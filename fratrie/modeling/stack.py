@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import nn
@@ -20,6 +20,7 @@ from transformers.masking_utils import (
     create_causal_mask,
     create_sliding_window_causal_mask,
 )
+from transformers.utils.generic import ModelOutput
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention import CrossAttention, SoftmaxAttention
@@ -56,6 +57,9 @@ _MASKS = {
     ("linear_attention", True): _padding_mask,
     ("linear_attention", False): _padding_mask,
 }
+
+
+Output = TypeVar("Output", bound=ModelOutput)
 
 
 class FratriePreTrainedModel(PreTrainedModel):
@@ -180,6 +184,29 @@ class FratriePreTrainedModel(PreTrainedModel):
             return loss
         extra = self.config.router_aux_loss_coef * balance + self.config.router_z_loss_coef * z_loss
         return loss + (share * extra).to(loss.device)
+
+    def head_output(
+        self,
+        output_class: type[Output],
+        outputs: FratrieModelOutput,
+        logits: torch.Tensor,
+        loss: torch.Tensor | None,
+        share: torch.Tensor | float,
+        attention_mask: Any,
+        **extra: Any,
+    ) -> Output:
+        """What a head returns: its logits and loss, the router's losses, and what the stack was asked for."""
+        router = self.router_losses(outputs.router_logits, attention_mask)
+        return output_class(
+            loss=self.add_router_losses(loss, router, share),
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            aux_loss=router[0],
+            z_loss=router[1],
+            router_logits=outputs.router_logits,
+            **extra,
+        )
 
 
 class FratrieStack(FratriePreTrainedModel):
