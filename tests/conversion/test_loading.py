@@ -61,6 +61,11 @@ def outputs(case, theirs, model):
         return model(**inputs(case, theirs)[1])[0]
 
 
+def same_output(actual, expected):
+    """Equal but for rounding: a file puts weights at other addresses, at which kernels may take another path."""
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("case", FIRST, ids=[case.name for case in FIRST])
 def test_a_checkpoint_equals_the_model_in_memory(case, tmp_path):
     theirs = save(case, tmp_path)
@@ -71,7 +76,7 @@ def test_a_checkpoint_equals_the_model_in_memory(case, tmp_path):
     assert loaded.dtype == torch.float32 and not loaded.training
     for name, weight in expected.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], weight), name
-    assert torch.equal(outputs(case, theirs, loaded), outputs(case, theirs, expected))
+    same_output(outputs(case, theirs, loaded), outputs(case, theirs, expected))
     free = ("_name_or_path", "architectures", "dtype")
     configs = [{k: v for k, v in m.config.to_dict().items() if k not in free} for m in (loaded, expected)]
     assert configs[0] == configs[1]
@@ -102,7 +107,7 @@ def test_a_checkpoint_in_shards(name, tmp_path):
     theirs.save_pretrained(tmp_path, max_shard_size="10KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
     loaded, expected = case.head.ours.from_pretrained(tmp_path), from_hf(theirs)
-    assert torch.equal(outputs(case, theirs, loaded), outputs(case, theirs, expected))
+    same_output(outputs(case, theirs, loaded), outputs(case, theirs, expected))
 
 
 def test_a_subfolder_and_a_variant(tmp_path):
@@ -322,7 +327,7 @@ def test_a_t5_with_an_output_layer_of_its_own(tmp_path):
         with torch.no_grad():
             expected = theirs(**their_inputs).logits
             torch.testing.assert_close(ours(**our_inputs).logits, expected, rtol=1e-4, atol=1e-4)
-            assert torch.equal(back(**their_inputs).logits, expected)
+            same_output(back(**their_inputs).logits, expected)
         back.save_pretrained(tmp_path / "back")
         saved = load_file(tmp_path / "back" / "model.safetensors")
         assert saved.keys() == states.keys() and all(torch.equal(saved[name], states[name]) for name in states)

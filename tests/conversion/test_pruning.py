@@ -159,7 +159,10 @@ def test_a_saved_folder_gives_the_same(tmp_path):
     again, reloaded = AutoTokenizer.from_pretrained(tmp_path), AutoModel.from_pretrained(tmp_path).eval()
     assert again("ma papa <mask>")["input_ids"] == tokenizer("ma papa <mask>")["input_ids"]
     ids = torch.tensor([again("ma papa")["input_ids"]])
-    assert torch.equal(reloaded(ids).last_hidden_state, model(ids).last_hidden_state)
+    for name, weight in model.state_dict().items():
+        assert torch.equal(reloaded.state_dict()[name], weight), name
+    # A file puts weights at other addresses, at which kernels may take another path.
+    torch.testing.assert_close(reloaded(ids).last_hidden_state, model(ids).last_hidden_state, rtol=1e-5, atol=1e-5)
 
 
 FIRST = ["<s>", "<pad>", "</s>", "<unk>"]

@@ -249,10 +249,10 @@ def test_logits_to_keep_as_number_and_as_indices(case: Case):
     model = case.build()
     ids = prompts()["input_ids"]
     logits = model(ids).logits
-    assert torch.equal(model(ids, logits_to_keep=1).logits, logits[:, -1:])
-    assert torch.equal(model(ids, logits_to_keep=3).logits, logits[:, -3:])
     places = torch.tensor([0, 4])
-    assert torch.equal(model(ids, logits_to_keep=places).logits, logits[:, places])
+    for keep, expected in ((1, logits[:, -1:]), (3, logits[:, -3:]), (places, logits[:, places])):
+        # A product of fewer rows may round otherwise.
+        torch.testing.assert_close(model(ids, logits_to_keep=keep).logits, expected, rtol=1e-5, atol=1e-5)
     assert model(ids, logits_to_keep=0).logits.shape[1] == 6
 
 

@@ -44,6 +44,11 @@ def load(auto_or_model, folder, **kwargs) -> torch.nn.Module:
     return model.eval()
 
 
+def assert_same_output(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """Equal but for rounding: a file puts weights at other addresses, at which kernels may take another path."""
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
 def saved_keys(folder: Path) -> set[str]:
     with safe_open(folder / "model.safetensors", "pt") as file:
         return set(file.keys())
@@ -60,7 +65,7 @@ def warnings_of_transformers(caplog):
 
 @every_case
 @torch.no_grad()
-def test_a_reloaded_model_gives_the_same_output_to_the_bit(case: Case, tmp_path, warnings_of_transformers):
+def test_a_reloaded_model_has_the_same_weights_and_outputs(case: Case, tmp_path, warnings_of_transformers):
     model = case.build()
     inputs = padded_inputs(case.sibling)
     model.save_pretrained(tmp_path)
@@ -69,7 +74,7 @@ def test_a_reloaded_model_gives_the_same_output_to_the_bit(case: Case, tmp_path,
     assert type(reloaded) is type(model)
     assert not warnings_of_transformers.records
     mask = output_mask(case.sibling, inputs)
-    assert torch.equal(reloaded(**inputs).logits[mask], model(**inputs).logits[mask])
+    assert_same_output(reloaded(**inputs).logits[mask], model(**inputs).logits[mask])
     state, expected = reloaded.state_dict(), model.state_dict()
     assert state.keys() == expected.keys()
     assert all(torch.equal(state[name], expected[name]) for name in expected)
@@ -87,7 +92,7 @@ def test_every_head_reloads_by_its_auto_class(sibling: str, head: str, tmp_path,
     assert type(reloaded) is type(model)
     assert not warnings_of_transformers.records
     inputs = padded_inputs(sibling)
-    assert torch.equal(reloaded(**inputs)[0], model(**inputs)[0])
+    assert_same_output(reloaded(**inputs)[0], model(**inputs)[0])
 
 
 def settings(config: PreTrainedConfig) -> dict[str, Any]:
@@ -187,7 +192,7 @@ def test_a_sharded_checkpoint_loads_as_one(sibling: str, tmp_path):
     inputs = padded_inputs(sibling)
     reloaded = load(type(model), tmp_path)
     mask = output_mask(sibling, inputs)
-    assert torch.equal(reloaded(**inputs).logits[mask], model(**inputs).logits[mask])
+    assert_same_output(reloaded(**inputs).logits[mask], model(**inputs).logits[mask])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -297,7 +302,7 @@ def test_heads_load_bare_models_and_bare_models_load_heads(sibling: str, head: s
     assert not info["missing_keys"]
     inputs = padded_inputs(sibling)
     full = load(head_class, tmp_path / "head")
-    assert torch.equal(bare.eval()(**inputs)[0], full.model(**inputs)[0])
+    assert_same_output(bare.eval()(**inputs)[0], full.model(**inputs)[0])
 
 
 @torch.no_grad()
@@ -332,7 +337,7 @@ def test_a_device_map_places_tied_and_untied_weights(sibling: str, tmp_path):
         model = case_of(sibling, name).build()
         model.save_pretrained(tmp_path)
         mapped = load(type(model), tmp_path, device_map="cpu")
-        assert torch.equal(mapped(**inputs).logits, model(**inputs).logits)
+        assert_same_output(mapped(**inputs).logits, model(**inputs).logits)
 
 
 def test_the_implementations_can_be_chosen_while_loading(tmp_path):
@@ -370,7 +375,7 @@ for name in sys.argv[2:]:
     model = getattr(transformers, auto).from_pretrained(folder).eval()
     saved = torch.load(f"{folder}/expected.pt", weights_only=True)
     with torch.no_grad():
-        assert torch.equal(model(**saved["inputs"])[0], saved["output"]), name
+        torch.testing.assert_close(model(**saved["inputs"])[0], saved["output"], rtol=1e-5, atol=1e-5)
 print("equal", len(sys.argv) - 2)
 """
 
