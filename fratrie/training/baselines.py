@@ -86,7 +86,9 @@ def tune_baseline(name: str, train: Sentences, folds: int = 5) -> GridSearchCV:
     return search.fit(train.texts, train.labels, groups=groups)
 
 
-def score_baselines(train: "Dataset", test: "Dataset", folds: int = 5) -> dict[str, Scores]:
+def score_baselines(
+    train: "Dataset", test: "Dataset", folds: int = 5
+) -> tuple[dict[str, Scores], dict[str, NDArray[np.int64]]]:
     """Tune every baseline on train and score it on test.
 
     Args:
@@ -96,7 +98,7 @@ def score_baselines(train: "Dataset", test: "Dataset", folds: int = 5) -> dict[s
 
     Returns:
         For each baseline the scores of `multilabel_scores`, with the chosen penalty `C` and the
-        `cross_validated_macro_f1` that chose it.
+        `cross_validated_macro_f1` that chose it; and its predictions on test as indicators. Shape: (N, L)
 
     Raises:
         ValueError: train and test differ in their labels, or `tune_baseline` finds train too small.
@@ -105,11 +107,12 @@ def score_baselines(train: "Dataset", test: "Dataset", folds: int = 5) -> dict[s
     if test.features["labels"] != train.features["labels"]:
         raise ValueError(f"train and test have the labels {names} and {test.features['labels']}; give equal ones")
     learnt, unseen = Sentences.from_dataset(train), Sentences.from_dataset(test)
-    scores = {}
+    scores, predictions = {}, {}
     for name in BASELINES:
         search = tune_baseline(name, learnt, folds)
-        scores[name] = multilabel_scores(search.predict(unseen.texts), unseen.labels, names) | {
+        predictions[name] = search.predict(unseen.texts)
+        scores[name] = multilabel_scores(predictions[name], unseen.labels, names) | {
             "C": search.best_params_["classifier__estimator__C"],
             "cross_validated_macro_f1": float(search.best_score_),
         }
-    return scores
+    return scores, predictions

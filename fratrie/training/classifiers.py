@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from huggingface_hub import snapshot_download
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import Tensor, nn
@@ -23,12 +24,14 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from fratrie.conversion.models import RECIPES
+
 from .metrics import MULTI_LABEL, REGRESSION, SINGLE_LABEL, ProblemType
 
 logger = logging.getLogger(__name__)
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
-_TOKENIZERS = (
+TOKENIZER_FILES = (
     "tokenizer.json",
     "vocab.txt",
     "vocab.json",
@@ -54,20 +57,42 @@ class Task:
         return cls(config.problem_type or (REGRESSION if len(labels) == 1 else SINGLE_LABEL), labels)
 
 
-def check_checkpoint(folder: str | os.PathLike[str], tokenizer: bool = True) -> Path:
-    """The folder, if it holds a config, safetensors weights and (unless told otherwise) a tokenizer.
+def find_checkpoint(name: str | os.PathLike[str]) -> Path:
+    """The folder of a checkpoint; one that is named by its hub id is fetched, or found in the cache.
+
+    Raises:
+        ValueError: there is no such folder, and the hub cannot give it.
+    """
+    path = Path(name)
+    if path.is_dir():
+        return path
+    complaint = f"{path} is not a folder; give the folder of a checkpoint (config.json, weights, tokenizer)"
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(name)) or str(name).startswith("."):
+        raise ValueError(complaint)
+    wanted = ["*config.json", "*.safetensors", "*.safetensors.index.json", "*token*", "*vocab*", "*.model", "merges*"]
+    try:
+        return Path(snapshot_download(str(name), allow_patterns=wanted, ignore_patterns="*/*"))
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(f"{complaint}. Nor does a hub give it: {reason}") from error
+
+
+def check_checkpoint(name: str | os.PathLike[str], tokenizer: bool = True) -> Path:
+    """The folder of a checkpoint, if it holds a config, safetensors weights and (unless told otherwise) a tokenizer.
+
+    Args:
+        name: a folder or a hub id.
+        tokenizer: whether there must be one.
 
     Raises:
         ValueError: says what is missing.
     """
-    path = Path(folder)
-    if not path.is_dir():
-        raise ValueError(f"{path} is not a folder; give the folder of a checkpoint (config.json, weights, tokenizer)")
+    path = find_checkpoint(name)
     missing = [] if (path / "config.json").is_file() else ["config.json"]
     if not any((path / name).is_file() for name in _WEIGHTS):
         pickled = (path / "pytorch_model.bin").is_file()
         missing.append("model.safetensors" + " (pytorch_model.bin is not read: pickle is unsafe)" * pickled)
-    if tokenizer and not any((path / name).is_file() for name in _TOKENIZERS):
+    if tokenizer and not any((path / name).is_file() for name in TOKENIZER_FILES):
         missing.append("tokenizer.json")
     if missing:
         raise ValueError(f"{path} is not a complete checkpoint: it lacks {', '.join(missing)}")
@@ -81,7 +106,7 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> PreTrainedTokenizerBase:
         ValueError: there is none, it cannot be read, or it has no pad token.
     """
     path = Path(folder)
-    if not any((path / name).is_file() for name in _TOKENIZERS):
+    if not any((path / name).is_file() for name in TOKENIZER_FILES):
         raise ValueError(f"{path} holds no tokenizer (tokenizer.json); train one with scripts/train_tokenizer.py")
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
@@ -106,6 +131,19 @@ def load_config(folder: str | os.PathLike[str]) -> PreTrainedConfig:
         return AutoConfig.from_pretrained(folder, local_files_only=True)
     except (ValueError, *_LOADING_ERRORS) as error:
         raise ValueError(f"{Path(folder) / 'config.json'}: {error.__cause__ or error}") from error
+
+
+def as_ours(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The config of our classifier for a checkpoint of a family that our block can be; other configs as they are."""
+    recipe = RECIPES.get(config.model_type)
+    if recipe is None:
+        return config
+    heads = [head for head in recipe.heads if head.ours.__name__.endswith("ForSequenceClassification")]
+    try:
+        return recipe.read_config(config, heads[0]) if heads else config
+    except ValueError as error:
+        logger.warning("%s It is trained as Hugging Face's own class.", error)
+        return config
 
 
 @dataclass(frozen=True)
@@ -241,14 +279,52 @@ def freeze_below(model: PreTrainedModel, trainable_layers: int, new: set[str]) -
         raise ValueError(f"trainable_layers={trainable_layers}: the model has {count} layers; give -1 to {count}")
     if trainable_layers >= 0:
         body, prefix = model.base_model, f"{model.base_model_prefix}."
-        stack = _layer_list(body, count)
+        stack = _layer_list(body, count, "trainable_layers", "-1")
         top = tuple(f"{stack}.{i}." for i in range(count - trainable_layers, count))
         for name, weight in body.named_parameters():
             weight.requires_grad_(name.startswith(top) or "pooler" in name or prefix + name in new)
     return [name for name, weight in model.named_parameters() if weight.requires_grad]
 
 
-def _layer_list(body: nn.Module, count: int) -> str:
+def learning_rates(
+    model: PreTrainedModel, rate: float, layer_decay: float = 1.0, head_rate: float | None = None
+) -> dict[str, float]:
+    """A learning rate for every weight: high in a new head, falling with the depth of pretrained layers.
+
+    The top layer, and what the body has behind it, learns at `rate`; each layer below at `layer_decay` times the rate
+    of the one above, and the embeddings at `layer_decay` times that of the lowest layer (Howard & Ruder 2018).
+
+    Args:
+        model: with a list of layers in its body, as long as `config.num_hidden_layers`, if rates fall.
+        rate: of the top layer.
+        layer_decay: above 0, at most 1.
+        head_rate: of the head and the pooler; `rate` when not given.
+
+    Raises:
+        ValueError: a decay or rate out of range, or not one list of layers to count.
+    """
+    if not 0 < layer_decay <= 1:
+        raise ValueError(f"layer_decay={layer_decay} must lie above 0 and not above 1 (1: one rate for all layers)")
+    if head_rate is not None and not head_rate >= 0:
+        raise ValueError(f"head_learning_rate={head_rate} must not be negative")
+    prefix = f"{model.base_model_prefix}."
+    rates = {name: rate for name, _ in model.named_parameters()}
+    if layer_decay < 1:
+        count = model.config.num_hidden_layers
+        stack = f"{prefix}{_layer_list(model.base_model, count, 'layer_decay', '1')}."
+        depth = count  # a body's modules stand in the order of their use: embeddings, layers, what comes after them
+        for name in (name for name in rates if name.startswith(prefix)):
+            if name.startswith(stack):
+                depth = count - 1 - int(name.removeprefix(stack).partition(".")[0])
+            elif depth < count:
+                depth = 0
+            rates[name] = rate * layer_decay**depth
+    if head_rate is not None:
+        rates |= {name: head_rate for name in rates if not name.startswith(prefix) or "pooler" in name}
+    return rates
+
+
+def _layer_list(body: nn.Module, count: int, option: str, neutral: str) -> str:
     """The name of the one list of `count` modules that is not part of another list."""
     stacks = [
         name
@@ -257,8 +333,8 @@ def _layer_list(body: nn.Module, count: int) -> str:
     ]
     if len(stacks) != 1:
         raise ValueError(
-            f"trainable_layers: {type(body).__name__} has {len(stacks)} lists of {count} layers "
-            f"({', '.join(stacks)}), expected one; use -1"
+            f"{option}: {type(body).__name__} has {len(stacks)} lists of {count} layers "
+            f"({', '.join(stacks)}), expected one; use {neutral}"
         )
     return stacks[0]
 

@@ -12,7 +12,7 @@ import logging
 import math
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -90,6 +90,7 @@ def train(
     evaluate: Evaluator | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     run_config: dict[str, Any] | None = None,
+    learning_rates: Mapping[str, float] | None = None,
 ) -> TrainingResult:
     """Train `model` in place and save it, with its tokenizer, in `options.output_dir`.
 
@@ -108,6 +109,7 @@ def train(
         tokenizer: saved with each checkpoint.
         run_config: everything else worth keeping (data files, model options), written with `options` to
             `run_config.json`.
+        learning_rates: peak rates by the name of a weight, for those that differ from `options.learning_rate`.
 
     With `metric_for_best_model` the model ends with the best weights, else with the last.
 
@@ -132,7 +134,7 @@ def train(
     if accelerator.is_main_process:
         _write_run_config(options, accelerator, run_config)
     run = _Run(model, options, accelerator, batches, fingerprint, tokenizer, evaluate)
-    run.open(resumed_from, saved)
+    run.open(resumed_from, saved, learning_rates)
     return run.train()
 
 
@@ -263,7 +265,9 @@ class _Run:
         by_epochs = math.ceil(options.num_train_epochs * epoch_steps)
         self.total_steps = options.max_steps if options.max_steps > 0 else by_epochs
 
-    def open(self, resumed_from: Path | None, saved: dict[str, Any] | None) -> None:
+    def open(
+        self, resumed_from: Path | None, saved: dict[str, Any] | None, learning_rates: Mapping[str, float] | None
+    ) -> None:
         """Prepare model, optimizer and schedule, as they were at the checkpoint if one is given."""
         options = self.options
         if resumed_from:
@@ -276,6 +280,7 @@ class _Run:
             betas,
             options.adam_epsilon,
             self.accelerator.device,
+            learning_rates,
         )
         self.model, self.optimizer = self.accelerator.prepare(self.model, raw)
         if resumed_from:

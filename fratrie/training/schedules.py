@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
@@ -18,21 +19,34 @@ def build_optimizer(
     betas: tuple[float, float] = (0.9, 0.98),
     epsilon: float = 1e-8,
     device: torch.device | None = None,
+    rates: Mapping[str, float] | None = None,
 ) -> torch.optim.AdamW:
     """AdamW over the trainable weights; only those of two dimensions or more decay (no norms, no biases).
 
+    Args:
+        model: whose weights are trained.
+        learning_rate: peak rate of every weight that `rates` does not name.
+        weight_decay: of matrices.
+        betas, epsilon: of AdamW.
+        device: where the weights will be.
+        rates: peak rates by the name of a weight.
+
     Raises `ValueError` where no weight is trainable.
     """
-    trainable = [weight for weight in model.parameters() if weight.requires_grad]
+    rates = rates or {}
+    trainable = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
     if not trainable:
         raise ValueError("no weight of the model is trainable; unfreeze at least one layer")
-    groups = [
-        {"params": [weight for weight in trainable if weight.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [weight for weight in trainable if weight.ndim < 2], "weight_decay": 0.0},
+    groups: dict[tuple[float, bool], list[torch.nn.Parameter]] = {}
+    for name, weight in trainable:
+        groups.setdefault((rates.get(name, learning_rate), weight.ndim >= 2), []).append(weight)
+    # The highest rate comes first, since the loop logs that of the first group.
+    described = [
+        {"params": weights, "lr": rate, "weight_decay": weight_decay if matrices else 0.0}
+        for (rate, matrices), weights in sorted(groups.items(), key=lambda item: item[0], reverse=True)
     ]
-    fused = (device or trainable[0].device).type in FUSED_DEVICES
-    groups = [group for group in groups if group["params"]]
-    return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=epsilon, fused=fused)
+    fused = (device or trainable[0][1].device).type in FUSED_DEVICES
+    return torch.optim.AdamW(described, lr=learning_rate, betas=betas, eps=epsilon, fused=fused)
 
 
 def warmup_length(warmup_steps: float, total_steps: int) -> int:

@@ -10,6 +10,8 @@ from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from fratrie import FratrieEncoderModel
+
 FAST = ["--disable_progress", "--report_to", "none", "--learning_rate", "5e-3", "--seed", "1"]
 TINY = "hidden_size=32,num_hidden_layers=2,num_attention_heads=2,intermediate_size=48"
 
@@ -100,15 +102,56 @@ def test_the_default_is_the_shipped_corpus(finetune, samples):
     assert "texts are longer than 48 tokens and were cut" in stderr
 
 
+def body_of(folder):
+    """The weights of a BERT checkpoint under the names of our classifier."""
+    return {
+        f"model.{name}": weight for name, weight in FratrieEncoderModel.from_pretrained(folder).state_dict().items()
+    }
+
+
 def test_frozen_layers_keep_their_weights(finetune, samples):
     code, _, stderr, out = finetune(
         *files(samples), "--model", samples / "bert", "--trainable_layers", 1, "--max_steps", 3
     )
     assert code == 0, stderr
-    before, after = load_file(samples / "bert" / "model.safetensors"), load_file(out / "model.safetensors")
-    same = {name for name in before.keys() & after.keys() if torch.equal(before[name], after[name])}
-    assert same == {name for name in before.keys() & after.keys() if "layer.1." not in name}
-    assert any("layer.0." in name for name in same) and any("embeddings" in name for name in same)
+    before, after = body_of(samples / "bert"), load_file(out / "model.safetensors")
+    same = {name for name in before if torch.equal(before[name], after[name])}
+    assert same == {name for name in before if "layers.1." not in name}
+    assert any("layers.0." in name for name in same) and any("embed_tokens" in name for name in same)
+
+
+def test_the_kernel_of_attention_is_chosen_for_training_alone(finetune, samples, monkeypatch):
+    used = []
+    run_attention = FratrieEncoderModel.forward
+
+    def forward(self, *arguments, **named):
+        used.append(self.config._attn_implementation)
+        return run_attention(self, *arguments, **named)
+
+    monkeypatch.setattr(FratrieEncoderModel, "forward", forward)
+    code, _, stderr, out = finetune(
+        *files(samples), "--model", samples / "bert", "--max_steps", 1, "--attn_implementation", "eager",
+        "--mixed_precision", "bf16",
+    )  # fmt: skip
+    assert code == 0, stderr
+    assert set(used) == {"eager"}
+    assert AutoModelForSequenceClassification.from_pretrained(out).config._attn_implementation == "sdpa"
+
+
+def test_layers_learn_at_falling_rates(finetune, samples):
+    """AdamW's first step has the size of the rate, whatever the gradient."""
+    code, _, stderr, out = finetune(
+        *files(samples), "--model", samples / "bert", "--layer_decay", 0.1, "--head_learning_rate", 0.02,
+        "--max_steps", 1, "--warmup_steps", 0, "--weight_decay", 0, "--lr_scheduler_type", "constant",
+        "--validation_size", 0,
+    )  # fmt: skip
+    assert code == 0, stderr
+    before, after = body_of(samples / "bert"), load_file(out / "model.safetensors")
+    steps = {name: (after[name] - before[name]).abs().max() for name in before}
+    for part, rate in (("embedding_norm.weight", 5e-5), ("layers.0.", 5e-4), ("layers.1.", 5e-3)):
+        chosen = [float(step) for name, step in steps.items() if part in name]
+        assert chosen and max(chosen) == pytest.approx(rate, rel=0.05), part
+    assert float(after["classifier.out_proj.bias"].abs().max()) > 0.01
 
 
 @pytest.mark.parametrize("problem", ["single", "regression"])
@@ -165,7 +208,7 @@ def test_without_validation_the_last_model_is_kept(finetune, samples):
         (["--model", "{s}/tokenizer"], "lacks config.json, model.safetensors"),
         (["--model", "{s}/bert", "--train_file", "{s}/absent.csv"], "absent.csv: there is no such file"),
         (["--model", "{s}/bert", "--trainable_layers", "9"], "the model has 2 layers; give -1 to 2"),
-        (["--model", "{s}/bert", "--pooling", "mean"], "a 'bert' model has no such choice"),
+        (["--model", "{s}/bert", "--layer_decay", "1.5"], "layer_decay=1.5 must lie above 0"),
         (["--model", "{s}/bert", "--max_length", "100"], "max_length=100: the model takes 1 to 48 tokens"),
         (["--model", "{s}/bert", "--tune_thresholds", "--validation_size", "0"], "needs a validation part"),
         (["--model", "{s}/bert", "--test_file", "{s}/test.jsonl"], "a test file without a train file"),

@@ -22,6 +22,7 @@ from fratrie.training.classifiers import (
     Task,
     check_checkpoint,
     freeze_below,
+    learning_rates,
     load_classifier,
     load_config,
     load_tokenizer,
@@ -191,6 +192,44 @@ def test_minus_one_freezes_nothing_and_other_numbers_are_refused():
     for layers in (-2, 4):
         with pytest.raises(ValueError, match=f"trainable_layers={layers}: the model has 3 layers; give -1 to 3"):
             freeze_below(model, layers, set())
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_rate_falls_from_the_head_to_the_embeddings(name):
+    """In each family: layers 2, 1 and 0, then the embeddings; a norm behind the layers learns like the top one."""
+    model, _ = new_classifier(type(CONFIGS[name]).from_dict(CONFIGS[name].to_dict()), SEVERAL, Head())
+    rates = learning_rates(model, 8.0, 0.5, head_rate=100.0)
+    assert list(rates) == [name for name, _ in model.named_parameters()]
+    assert set(rates.values()) == {1.0, 2.0, 4.0, 8.0, 100.0}
+    for weight, rate in rates.items():
+        numbers = [int(part) for part in weight.split(".") if part.isdigit()]
+        if not weight.startswith(f"{model.base_model_prefix}.") or "pooler" in weight:
+            assert rate == 100, weight
+        elif numbers:
+            assert rate == 8 / 2 ** (2 - numbers[0]), weight
+        else:
+            assert rate == (1 if "embed" in weight else 8), weight
+
+
+def test_rates_that_differ_in_the_head_alone_need_no_list_of_layers():
+    model = BertForSequenceClassification(CONFIGS["bert"])
+    model.config.num_hidden_layers = 9
+    rates = learning_rates(model, 1.0, head_rate=3.0)
+    assert {name for name, rate in rates.items() if rate == 3} == {
+        "classifier.weight", "classifier.bias", "bert.pooler.dense.weight", "bert.pooler.dense.bias",
+    }  # fmt: skip
+    assert set(learning_rates(model, 1.0).values()) == {1.0}
+    with pytest.raises(ValueError, match=r"layer_decay: BertModel has 0 lists of 9 layers \(\), expected one; use 1"):
+        learning_rates(model, 1.0, 0.9)
+
+
+@pytest.mark.parametrize("decay", [0.0, -0.5, 1.1, float("nan")])
+def test_rates_out_of_range(decay):
+    model = BertForSequenceClassification(CONFIGS["bert"])
+    with pytest.raises(ValueError, match=f"layer_decay={decay} must lie above 0 and not above 1"):
+        learning_rates(model, 1e-4, decay)
+    with pytest.raises(ValueError, match="head_learning_rate=-1 must not be negative"):
+        learning_rates(model, 1e-4, head_rate=-1)
 
 
 @pytest.mark.parametrize(

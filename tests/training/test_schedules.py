@@ -67,3 +67,25 @@ def test_only_trainable_weights():
     model.requires_grad_(False)
     with pytest.raises(ValueError, match="no weight of the model is trainable"):
         build_optimizer(model, 1e-3, 0.5)
+
+
+def test_rates_are_of_the_weights_they_name_throughout_the_schedule():
+    model = tiny()
+    model.bert.embeddings.requires_grad_(False)
+    layer = {name: 2.5e-3 for name, _ in model.named_parameters() if ".layer.0." in name}
+    optimizer = build_optimizer(model, 1e-2, 0.5, rates=layer)
+    scheduler = build_scheduler(optimizer, "linear", 0, 4)
+    names = {weight: name for name, weight in model.named_parameters()}
+    for remaining in (1, 0.75, 0.5):
+        groups = optimizer.param_groups
+        rates = {names[weight]: group["lr"] for group in groups for weight in group["params"]}
+        assert set(rates) == {name for name, weight in model.named_parameters() if weight.requires_grad}
+        for name, rate in rates.items():
+            assert rate == pytest.approx(1e-2 * remaining * (0.25 if name in layer else 1)), name
+        assert scheduler.get_last_lr()[0] == max(rates.values())  # the one that is logged
+        optimizer.step()
+        scheduler.step()
+    decay = {names[w]: group["weight_decay"] for group in optimizer.param_groups for w in group["params"]}
+    assert {name for name, value in decay.items() if not value} == {
+        name for name in decay if name.endswith("bias") or "LayerNorm" in name
+    }

@@ -1,0 +1,124 @@
+"""Bootstrap intervals of F1 (Efron 1979): how far the scores would move with other respondents.
+
+Sentences of one respondent resemble each other, so whole respondents are drawn, with replacement. Draws depend on
+the seed and the respondents alone: two methods scored on the same sentences are compared draw by draw.
+
+Shapes: S runs (seeds) of a method, N samples, L labels, R draws.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+
+def bootstrap_f1(
+    predictions: ArrayLike, references: ArrayLike, groups: Sequence[Hashable], draws: int = 2000, seed: int = 0
+) -> NDArray[np.float64]:
+    """F1 of every label in every draw of the groups, and the macro mean behind them; 0 where nothing is counted.
+
+    Args:
+        predictions: indicators of one run (N, L), or of several (S, N, L), whose F1 is then averaged in each draw.
+        references: indicators of the truth. Shape: (N, L)
+        groups: who speaks in each sample (N); all samples of a group are drawn together.
+        draws: R, each of as many groups as there are.
+        seed: of the draws.
+
+    Returns:
+        Shape: (R, L + 1)
+
+    Raises:
+        ValueError: shapes that do not fit together.
+    """
+    truth = np.asarray(references, dtype=np.int64)
+    runs = np.asarray(predictions, dtype=np.int64)
+    runs = runs[None] if runs.ndim == 2 else runs
+    if truth.ndim != 2 or runs.shape[1:] != truth.shape or len(groups) != len(truth):
+        raise ValueError(
+            f"predictions {runs.shape[1:]}, references {truth.shape} and {len(groups)} groups do not belong together: "
+            "give (samples, labels), the same, and one group a sample"
+        )
+    names, place = np.unique(np.asarray(groups), return_inverse=True)
+    member = np.arange(len(names))[:, None] == place
+    drawn = np.random.default_rng(seed).multinomial(len(names), np.full(len(names), 1 / len(names)), size=draws)
+    scores = [_f1(drawn @ (member @ (run * truth)), drawn @ (member @ (run + truth))) for run in runs]
+    by_label = np.mean(scores, axis=0)
+    return np.column_stack([by_label, by_label.mean(1)])
+
+
+def _f1(true_positives: NDArray[np.int64], predicted_and_true: NDArray[np.int64]) -> NDArray[np.float64]:
+    """F1 = 2 TP / (predicted positives + true positives)."""
+    return 2 * true_positives / np.maximum(predicted_and_true, 1)
+
+
+def compare(
+    predictions: ArrayLike,
+    baselines: Mapping[str, ArrayLike],
+    references: ArrayLike,
+    groups: Sequence[Hashable],
+    labels: Sequence[str],
+    draws: int = 2000,
+    seed: int = 0,
+) -> dict[str, dict[str, Any]]:
+    """F1 of a method beside that of the best baseline, with 95 % percentile intervals.
+
+    The best baseline of a label, and of the macro mean, is the one with the best score on these very samples: the
+    hardest to beat.
+
+    Args:
+        predictions: indicators of one run (N, L), or of several (S, N, L), whose F1 is averaged.
+        baselines: indicators of each baseline, by name. Shape: (N, L)
+        references: indicators of the truth. Shape: (N, L)
+        groups: who speaks in each sample (N).
+        labels: the L label names.
+        draws, seed: of `bootstrap_f1`.
+
+    Returns:
+        For each label and for `macro`: `f1`, its `interval`, the name `baseline`, `baseline_f1`, the `difference` of
+        the two and its `difference_interval`. Intervals are `[low, high]`.
+
+    Raises:
+        ValueError: no baseline, or shapes that do not fit together.
+    """
+    if not baselines:
+        raise ValueError("there is no baseline to compare with; give one or more")
+    truth = np.asarray(references, dtype=np.int64)
+    methods = [predictions, *baselines.values()]
+    points = np.array([_point_f1(method, truth) for method in methods])
+    sampled = np.array([bootstrap_f1(method, truth, groups, draws, seed) for method in methods])
+    best = 1 + points[1:].argmax(0)
+    columns = range(len(best))
+    differences = sampled[0] - sampled[best, :, columns].T
+    ends, apart = (np.quantile(values, [0.025, 0.975], axis=0).T.tolist() for values in (sampled[0], differences))
+    names = list(baselines)
+    return {
+        name: {
+            "f1": float(points[0, i]),
+            "interval": ends[i],
+            "baseline": names[best[i] - 1],
+            "baseline_f1": float(points[best[i], i]),
+            "difference": float(points[0, i] - points[best[i], i]),
+            "difference_interval": apart[i],
+        }
+        for i, name in zip(columns, [*labels, "macro"], strict=True)
+    }
+
+
+def _point_f1(predictions: ArrayLike, truth: NDArray[np.int64]) -> NDArray[np.float64]:
+    """F1 of every label on the samples themselves, and the macro mean behind them. Shape: (L + 1,)"""
+    runs = np.asarray(predictions, dtype=np.int64).reshape(-1, *truth.shape)
+    by_label = np.mean([_f1((run * truth).sum(0), (run + truth).sum(0)) for run in runs], axis=0)
+    return np.append(by_label, by_label.mean())
+
+
+def comparison_table(comparison: Mapping[str, Mapping[str, Any]]) -> str:
+    """What `compare` gives as a Markdown table: one row a label."""
+    lines = ["| | F1 | 95 % interval | best baseline | difference | 95 % interval |", "|---|---|---|---|---|---|"]
+    for name, row in comparison.items():
+        (low, high), (less, more) = row["interval"], row["difference_interval"]
+        lines.append(
+            f"| {name} | {row['f1']:.3f} | {low:.3f} to {high:.3f} | {row['baseline_f1']:.3f} ({row['baseline']}) | "
+            f"{row['difference']:+.3f} | {less:+.3f} to {more:+.3f} |"
+        )
+    return "\n".join(lines)
