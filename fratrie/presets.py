@@ -367,7 +367,7 @@ def preset(name: str, **overrides: Any) -> FratrieEncoderConfig | FratrieDecoder
 
     Args:
         name: one of `PRESETS`.
-        **overrides: fields to set otherwise, for example `vocab_size`.
+        **overrides: fields to set otherwise, for example `vocab_size`; of fewer layers these are the first ones.
 
     Raises:
         ValueError: for an unknown name, and for fields that do not fit each other.
@@ -377,4 +377,8 @@ def preset(name: str, **overrides: Any) -> FratrieEncoderConfig | FratrieDecoder
         hint = f"did you mean {', '.join(close)}?" if close else f"use one of {', '.join(PRESETS)}."
         raise ValueError(f"There is no preset {name!r}: {hint}")
     sibling, fields = _PRESETS[name]
-    return _SIBLINGS[sibling](**copy.deepcopy({**fields, **overrides}))
+    fields = copy.deepcopy({**fields, **overrides})
+    for field in {"layer_types", "mlp_layer_types"} - overrides.keys():
+        if field in fields and "num_hidden_layers" in overrides:
+            fields[field] = fields[field][: overrides["num_hidden_layers"]]
+    return _SIBLINGS[sibling](**fields)

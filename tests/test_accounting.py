@@ -62,6 +62,7 @@ CONFIGS = {
         classifier_norm="layer_norm",
         architectures=["FratrieEncoderForSequenceClassification"],
     ),
+    "pooler": FratrieEncoderConfig(**TINY, pooler_activation="tanh", architectures=["FratrieEncoderModel"]),
     "token classifier": FratrieEncoderConfig(**TINY, architectures=["FratrieEncoderForTokenClassification"]),
     "relative": FratrieEncoderConfig(**TINY, position_type="relative"),
     "latent": FratrieDecoderConfig(**TINY, kv_lora_rank=10, q_lora_rank=12, qk_nope_head_dim=6, v_head_dim=5),
@@ -374,3 +375,12 @@ def test_attention_share_of_gpt3_is_that_of_the_formula():
     matrices = 175_181_291_520 - 617_558_016  # the look-up of the embedding costs nothing
     expected = 6 * matrices + 12 * 96 * 12_288 * length
     assert math.isclose(3 * flops_per_token(config, length), expected, rel_tol=1e-12)
+
+
+@pytest.mark.parametrize("sizes", [(0, 4), (1, -4), (1, 4, 0)])
+def test_less_than_one_row_or_token_is_refused(sizes):
+    config = CONFIGS["seq2seq"]
+    for count in (forward_flops, lambda c, b, n, s=None: cache_bytes(c, b, n, source_length=s),
+                  lambda c, b, n, s=None: activation_bytes(c, b, n, source_length=s)):  # fmt: skip
+        with pytest.raises(ValueError, match=r"(batch_size|length|source_length)=(0|-4) must be at least 1"):
+            count(config, *sizes)

@@ -203,3 +203,11 @@ def test_unknown_names_and_fields_are_refused():
         preset("zzz")
     with pytest.raises(ValueError, match="vocab_sise"):
         preset("gpt2", vocab_sise=3)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_fewer_layers_are_the_first_ones(name):
+    config = preset(name, num_hidden_layers=4)
+    stack = getattr(config, "decoder", None) or config
+    whole = getattr(preset(name), "decoder", None) or preset(name)
+    assert stack.layer_types == whole.layer_types[:4] and stack.mlp_layer_types == whole.mlp_layer_types[:4]

@@ -14,7 +14,7 @@ from ..modeling.attention import CrossAttention, Mixer, SoftmaxAttention
 from ..modeling.experts import MixtureOfExperts
 from ..modeling.latent_attention import LatentAttention
 from ..modeling.linear_attention import LinearAttention
-from .parameters import build_on_meta
+from .parameters import build_on_meta, require_positive
 
 
 def forward_flops(config: PreTrainedConfig, batch_size: int, length: int, source_length: int | None = None) -> int:
@@ -27,16 +27,17 @@ def forward_flops(config: PreTrainedConfig, batch_size: int, length: int, source
         source_length: tokens S a row of the encoder in a seq2seq model; `length` by default.
 
     Raises:
-        ValueError: for a mixer whose operations are not known here.
+        ValueError: for a mixer whose operations are not known here, and for less than one row or token.
     """
-    source = source_length or length
+    source = length if source_length is None else source_length
+    require_positive(batch_size=batch_size, length=length, source_length=source)
     model = build_on_meta(config)
     pooled = type(model).__name__.endswith(("ForSequenceClassification", "ForImageClassification"))
     total = 0
     for name, module in model.named_modules():
         of_source = "encoder." in name or name.endswith(("cross_attention.k_proj", "cross_attention.v_proj"))
         tokens = source if of_source else length
-        if pooled and name.startswith("classifier"):
+        if name.startswith("pooler") or (pooled and name.startswith("classifier")):
             tokens = 1
         total += _module_flops(module, tokens, source)
     return batch_size * total

@@ -7,7 +7,7 @@ V vocabulary.
 import torch
 from transformers import PreTrainedConfig
 
-from .parameters import build_on_meta
+from .parameters import build_on_meta, require_positive
 
 # Numbers that an activation keeps for each of its own: its input, but nothing where its output tells the gradient, and
 # more where it is a formula of several operations.
@@ -28,8 +28,10 @@ def cache_bytes(
     tokens (`length` by default).
 
     Raises:
-        ValueError: for a layer type whose memory is not known here.
+        ValueError: for a layer type whose memory is not known here, and for less than one row or token.
     """
+    source = length if source_length is None else source_length
+    require_positive(batch_size=batch_size, length=length, source_length=source)
     if config.model_type == "fratrie_encoder":
         return 0
     stack = config.decoder if config.model_type == "fratrie_seq2seq" else config
@@ -41,7 +43,7 @@ def cache_bytes(
         "linear_attention": state * torch.promote_types(torch.float32, dtype).itemsize,
     }
     _require_known(stack)
-    cross = len(stack.layer_types) * (source_length or length) * a_token if stack.add_cross_attention else 0
+    cross = len(stack.layer_types) * source * a_token if stack.add_cross_attention else 0
     return batch_size * (sum(kept[layer_type] for layer_type in stack.layer_types) + cross)
 
 
@@ -66,9 +68,10 @@ def activation_bytes(
     LayerNorm, and up to 1.23 times with RMSNorm, which is not fused there, or masks of sliding windows.
 
     Raises:
-        ValueError: for a layer type whose memory is not known here.
+        ValueError: for a layer type whose memory is not known here, and for less than one row or token.
     """
-    source = source_length or length
+    source = length if source_length is None else source_length
+    require_positive(batch_size=batch_size, length=length, source_length=source)
     stacks = [(config, length)]
     if config.model_type == "fratrie_seq2seq":
         stacks = [(config.encoder, source), (config.decoder, length)]

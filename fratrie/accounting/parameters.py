@@ -35,7 +35,7 @@ ROLES = {
     "experts' up projection": r".*\.experts\.up_proj",
     "experts' down projection": r".*\.experts\.down_proj",
     "shared experts": r".*\.shared_experts\.\w+\.weight",
-    "head": r"(head_dense|classifier\.(dense\.\d+|out_proj))\.weight",
+    "head": r"(head_dense|pooler\.dense|classifier\.(dense\.\d+|out_proj))\.weight",
     "position embedding": r".*embed_positions\.weight",
     "token type embedding": r".*embed_token_types\.weight",
     "image token": r".*embed_tokens\.image_token",
@@ -118,6 +118,13 @@ def count_parameters(config: PreTrainedConfig) -> Parameters:
             router = cast(Router, model.get_submodule(name.rsplit(".", 2)[0] + ".router"))
             idle += parameter.numel() // router.num_experts * (router.num_experts - router.top_k)
     return Parameters(dict(counts), sum(counts.values()) - idle)
+
+
+def require_positive(**sizes: int) -> None:
+    """Raise a `ValueError` that names a size below one."""
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name}={size} must be at least 1.")
 
 
 def _subclasses(parent: type[FratriePreTrainedModel]) -> list[type[FratriePreTrainedModel]]:

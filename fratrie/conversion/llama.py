@@ -17,16 +17,23 @@ from .recipe import Field, Head, Recipe, Weight
 
 
 def read_rope(theirs: PreTrainedConfig) -> dict[str, Any]:
-    """The rotary parameters.
+    """The rotary parameters, one set for all layers.
 
     Raises:
-        ValueError: for heads of which a part is turned: Hugging Face's Llama does not, ours would.
+        ValueError: for parameters by layer type, and as `check_rope` does.
     """
     parameters = dict(theirs.rope_parameters)
+    if "rope_type" not in parameters:
+        raise ValueError(f"{theirs.model_type}: rope_parameters={parameters} must be one set for all layers.")
+    check_rope(theirs, parameters)
+    return parameters
+
+
+def check_rope(theirs: PreTrainedConfig, parameters: dict[str, Any]) -> None:
+    """Raise a `ValueError` for heads of which a part is turned: these classes of theirs do not, ours would."""
     factor = parameters.get("partial_rotary_factor", 1.0)
     if factor != 1.0:
         raise ValueError(f"{theirs.model_type}: rope_parameters with partial_rotary_factor={factor} have no meaning.")
-    return parameters
 
 
 def _own_head_dim(theirs: PreTrainedConfig) -> int:

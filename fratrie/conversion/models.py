@@ -59,6 +59,7 @@ def from_hf(model: PreTrainedModel) -> FratriePreTrainedModel:
     Raises:
         ValueError: names the class, the field or the weight that has no counterpart.
     """
+    _require_weights(model)
     recipe = find_recipe(model.config.model_type)
     head = recipe.head(type(model).__name__)
     config = _read_config(recipe, head, model)
@@ -77,6 +78,9 @@ def to_hf(model: FratriePreTrainedModel, model_type: str | None = None) -> PreTr
     Raises:
         ValueError: names what the family does not have.
     """
+    if not isinstance(model, FratriePreTrainedModel):
+        raise ValueError(f"{type(model).__name__} is none of our models: from_hf makes it one.")
+    _require_weights(model)
     model_type = model_type or (model.config.foreign_fields or {}).get("model_type")
     if model_type is None:
         raise ValueError(f"This model was not converted: name the model_type to make it, of {', '.join(RECIPES)}.")
@@ -86,6 +90,9 @@ def to_hf(model: FratriePreTrainedModel, model_type: str | None = None) -> PreTr
     states = recipe.write_weights(model.state_dict(), head, config)
     computed = recipe.computed_weights(head)
     arguments = {"add_pooling_layer": model.config.pooler_activation is not None} if head.pooler else {}
+    for name in ("pos_weight", "label_thresholds"):
+        if getattr(model.config, name, None):
+            _logger.warning(f"{name}={getattr(model.config, name)} has no place in a {model_type!r} model.")
     theirs = _build(head.their_class, config, states, model, computed, **arguments)
     _keep_generation_config(model, theirs)
     return theirs
@@ -117,15 +124,18 @@ def load_checkpoint(
     recipe = find_recipe(their_config.model_type)
     head = recipe.head(our_class.__name__)
     dtype = kwargs.pop("dtype", kwargs.pop("torch_dtype", "auto"))
+    if is_theirs and kwargs.get("ignore_mismatched_sizes"):
+        weights["ignore_mismatched_sizes"] = True
     with _quietly():
         loaded: Any = head.their_class.from_pretrained(
             name, config=their_config, dtype=dtype, output_loading_info=True, use_safetensors=True, **hub, **weights
         )
     theirs, report = cast(Any, loaded)
+    missing = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}
     if config is None or is_theirs:
-        config = _read_config(recipe, head, theirs, report["missing_keys"])
+        config = _read_config(recipe, head, theirs, missing)
         config = config if is_theirs else _change_fields(config, kwargs)
-    states = {key: value for key, value in theirs.state_dict().items() if key not in report["missing_keys"]}
+    states = {key: value for key, value in theirs.state_dict().items() if key not in missing}
     states = recipe.read_weights(states, head, theirs.config)
     loaded = our_class.from_pretrained(None, config=config, state_dict=states, dtype=theirs.dtype, **kwargs)
     ours = loaded[0] if isinstance(loaded, tuple) else loaded
@@ -136,6 +146,11 @@ def load_checkpoint(
     ours.config.name_or_path = str(name)
     _keep_generation_config(theirs, ours)
     return loaded
+
+
+def _require_weights(model: PreTrainedModel) -> None:
+    if any(weight.is_meta for weight in model.parameters()):
+        raise ValueError(f"This {type(model).__name__} is on the meta device: it has no weights to convert.")
 
 
 def _change_fields(config: PreTrainedConfig, kwargs: dict[str, Any]) -> PreTrainedConfig:
@@ -173,8 +188,9 @@ def _build(
     model, report = cast(Any, loaded)
     report["missing_keys"] = set(report["missing_keys"]) - set(computed)
     assert not any(report[f"{kind}_keys"] for kind in ("missing", "unexpected", "mismatched")), report
-    if like.dtype == torch.float64:  # of which Hugging Face rounds what it keeps in float32, such as routers
-        model.double().load_state_dict(states, strict=False)
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if name in states and tensor.dtype != states[name].dtype:  # such as routers kept in float32
+            tensor.data = states[name]
     model.config.name_or_path = like.config.name_or_path
     # Or it would be saved under the names that it was built from, and not in the format of its family's checkpoints.
     model._weight_conversions = None

@@ -10,6 +10,7 @@ from fratrie.modeling.encoder import (
     FratrieEncoderModel,
 )
 
+from .llama import check_rope
 from .recipe import Field, Head, Recipe, Weight
 
 _CLASSIFIER_FIELDS = (
@@ -31,7 +32,10 @@ def _window(theirs: PreTrainedConfig) -> int | None:
 
 
 def _rope(theirs: PreTrainedConfig) -> dict[str, dict]:
-    return {kind: theirs.rope_parameters[kind] for kind in sorted(set(theirs.layer_types))}
+    parameters = {kind: theirs.rope_parameters[kind] for kind in sorted(set(theirs.layer_types))}
+    for rope in parameters.values():
+        check_rope(theirs, rope)
+    return parameters
 
 
 MODERNBERT = Recipe(

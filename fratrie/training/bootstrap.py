@@ -29,7 +29,7 @@ def bootstrap_f1(
         Shape: (R, L + 1)
 
     Raises:
-        ValueError: shapes that do not fit together.
+        ValueError: shapes that do not fit together, no sample, or values other than 0 and 1.
     """
     truth = np.asarray(references, dtype=np.int64)
     runs = np.asarray(predictions, dtype=np.int64)
@@ -39,8 +39,10 @@ def bootstrap_f1(
             f"predictions {runs.shape[1:]}, references {truth.shape} and {len(groups)} groups do not belong together: "
             "give (samples, labels), the same, and one group a sample"
         )
-    names, place = np.unique(np.asarray(groups), return_inverse=True)
-    member = np.arange(len(names))[:, None] == place
+    if not len(truth) or not np.isin(truth, (0, 1)).all() or not np.isin(np.asarray(predictions), (0, 1)).all():
+        raise ValueError("predictions and references must be indicators, 0 or 1, of one sample or more")
+    names = {name: index for index, name in enumerate(sorted(set(groups), key=str))}
+    member = np.arange(len(names))[:, None] == np.array([names[name] for name in groups])
     drawn = np.random.default_rng(seed).multinomial(len(names), np.full(len(names), 1 / len(names)), size=draws)
     scores = [_f1(drawn @ (member @ (run * truth)), drawn @ (member @ (run + truth))) for run in runs]
     by_label = np.mean(scores, axis=0)

@@ -39,7 +39,7 @@ TOKENIZER_FILES = (
     "spiece.model",
     "tokenizer.model",
 )
-_LOADING_ERRORS = (RuntimeError, KeyError, TypeError, AttributeError, SafetensorError, StrictDataclassError)
+LOADING_ERRORS = (RuntimeError, KeyError, TypeError, AttributeError, SafetensorError, StrictDataclassError)
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def load_config(folder: str | os.PathLike[str]) -> PreTrainedConfig:
     """
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (ValueError, *_LOADING_ERRORS) as error:
+    except (ValueError, *LOADING_ERRORS) as error:
         raise ValueError(f"{Path(folder) / 'config.json'}: {error.__cause__ or error}") from error
 
 
@@ -176,7 +176,7 @@ def new_classifier(
         else:
             model, info = _read_model(checkpoint, config=config, dtype=torch.float32, ignore_mismatched_sizes=True)
             new = set(info["missing_keys"]) | {name for name, *_ in info["mismatched_keys"]}
-    except _LOADING_ERRORS as error:
+    except LOADING_ERRORS as error:
         raise ValueError(f"{checkpoint or config.model_type}: the model cannot be built: {error}") from error
     _check_only_the_head_is_new(model, new, checkpoint)
     weights = head.class_weights
@@ -352,7 +352,7 @@ def load_classifier(folder: str | os.PathLike[str]) -> tuple[PreTrainedModel, Pr
         raise ValueError(f"{path}: model type {config.model_type!r} has no head that classifies sequences")
     try:
         model, info = _read_model(path)
-    except _LOADING_ERRORS as error:
+    except LOADING_ERRORS as error:
         raise ValueError(f"{path}: the model cannot be loaded: {error}") from error
     if info["missing_keys"]:
         raise ValueError(

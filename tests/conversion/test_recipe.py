@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import transformers
 from families import CASES, inputs, our_model, their_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from transformers import (
 from fratrie import (
     FratrieDecoderConfig,
     FratrieDecoderForCausalLM,
+    FratrieDecoderModel,
     FratrieEncoderConfig,
     FratrieEncoderForMaskedLM,
     FratrieEncoderForTokenClassification,
@@ -327,3 +329,57 @@ def test_our_defaults_stand_for_theirs():
         assert ours.intermediate_size == (expected or 64)
         assert RECIPES["gpt2"].write_config(ours, RECIPES["gpt2"].heads[0]).n_inner == expected
     assert read_config("vit", {}).max_position_embeddings == (ViTConfig().image_size // 16) ** 2 + 1
+
+
+def test_rotary_parameters_that_their_class_ignores_are_refused():
+    case = CASE["ModernBertModel-0"]
+    half = {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5}
+    theirs = case.recipe.their_config(
+        **{**case.fields, "rope_parameters": {"full_attention": half, "sliding_attention": half}}
+    )
+    with pytest.raises(ValueError, match=r"modernbert: rope_parameters with partial_rotary_factor=0\.5"):
+        case.recipe.read_config(theirs, case.head)
+
+
+def test_rotary_parameters_by_layer_type_are_refused_where_theirs_has_one_set():
+    rope = {"rope_type": "default", "rope_theta": 100.0}
+    config = FratrieDecoderConfig(
+        **{**LLAMA_LIKE, "attention_bias": True},
+        sliding_window=3,
+        layer_types=["full_attention", "sliding_attention"],
+        rope_parameters={"full_attention": rope, "sliding_attention": rope},
+    )
+    with pytest.raises(ValueError, match=r"rope_parameters=.* must be one set"):
+        to_hf(FratrieDecoderModel(config), "qwen2")
+
+
+def test_each_weight_keeps_its_dtype():
+    case = CASE["LlamaForCausalLM-0"]
+    theirs = their_model(case, dtype=torch.bfloat16)
+    theirs.model.norm.float()
+    ours = our_model(theirs)
+    assert ours.model.norm.weight.dtype == torch.float32 and ours.lm_head.weight.dtype == torch.bfloat16
+    back = to_hf(ours)
+    for name, weight in theirs.state_dict().items():
+        assert torch.equal(back.state_dict()[name], weight) and back.state_dict()[name].dtype == weight.dtype, name
+
+
+def test_what_has_no_weights_or_is_not_ours_is_refused():
+    case = CASE["BertModel-0"]
+    theirs = their_model(case)
+    with pytest.raises(ValueError, match="BertModel is none of our models"):
+        to_hf(theirs)
+    with pytest.raises(ValueError, match="BertModel is on the meta device"):
+        from_hf(theirs.to("meta"))
+
+
+def test_what_the_other_side_has_no_place_for_is_told(caplog):
+    case = CASE["BertForSequenceClassification-0"]
+    ours = our_model(their_model(case))
+    ours.config.label_thresholds = [0.2, 0.3, 0.4]
+    transformers.utils.logging.enable_propagation()
+    try:
+        to_hf(ours)
+    finally:
+        transformers.utils.logging.disable_propagation()
+    assert "label_thresholds=[0.2, 0.3, 0.4] has no place in a 'bert' model" in caplog.text

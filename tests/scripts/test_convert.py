@@ -229,6 +229,21 @@ def test_models_that_are_refused(convert, tmp_path):
     assert not out.exists()
 
 
+@pytest.mark.parametrize(
+    ("field", "value"), [("hidden_act", "nope"), ("hidden_size", "16"), ("pad_token_id", 9999), ("vocab_size", 70)]
+)
+def test_a_damaged_configuration_is_refused(convert, folder, tmp_path, field, value):
+    path = folder(camembert) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
+    refused(convert(path.parent, tmp_path / "out"), "cannot be converted")
+
+
+def test_damaged_weights_are_refused(convert, folder, tmp_path):
+    path = folder(camembert) / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    refused(convert(path.parent, tmp_path / "out"), "cannot be converted")
+
+
 def test_vocabularies_that_are_refused(convert, folder, tmp_path):
     source, texts, out = folder(camembert), tmp_path / "texts.txt", tmp_path / "out"
     texts.write_text("on aime ma mère\n")

@@ -88,3 +88,26 @@ def test_shapes_that_do_not_fit(change):
     given["groups"] = (runs[0], truth, groups[1:])
     with pytest.raises(ValueError, match="do not belong together"):
         bootstrap_f1(*given[change])
+
+
+@pytest.mark.parametrize("wrong", [0.9, 2])
+def test_what_is_no_indicator_is_refused(wrong):
+    runs, truth, groups = sample()
+    with pytest.raises(ValueError, match="must be indicators, 0 or 1"):
+        bootstrap_f1(runs * wrong, truth, groups)
+
+
+def test_no_sample_is_refused():
+    with pytest.raises(ValueError, match="of one sample or more"):
+        bootstrap_f1(np.zeros((0, 2)), np.zeros((0, 2)), [])
+
+
+def test_groups_may_be_of_any_kind():
+    runs, truth, _ = sample()
+    kinds = [1, "1", None, (2, 3)]
+    groups = [kinds[i % 4] for i in range(len(truth))]
+    names = [str(index) for index in range(4)]
+    assert np.isfinite(bootstrap_f1(runs, truth, groups, draws=20)).all()
+    alone = bootstrap_f1(runs, truth, [names[i % 4] for i in range(len(truth))], draws=500, seed=3)
+    mixed = bootstrap_f1(runs, truth, groups, draws=500, seed=3)
+    assert abs(alone.mean() - mixed.mean()) < 0.02
