@@ -93,7 +93,10 @@ def build_on_meta(config: PreTrainedConfig) -> FratriePreTrainedModel:
         ValueError: for a configuration that is none of the siblings', or an unknown class.
     """
     if config.model_type not in _LM_CLASSES:
-        raise ValueError(f"model_type={config.model_type!r} is none of {', '.join(_LM_CLASSES)}.")
+        raise ValueError(
+            f"model_type={config.model_type!r} is none of {', '.join(_LM_CLASSES)}: make it one "
+            "with scripts/convert.py."
+        )
     model_class = _LM_CLASSES[config.model_type]
     for name in (config.architectures or [])[:1]:
         classes = {known.__name__: known for known in _subclasses(FratriePreTrainedModel)}

@@ -59,6 +59,8 @@ def from_hf(model: PreTrainedModel) -> FratriePreTrainedModel:
     Raises:
         ValueError: names the class, the field or the weight that has no counterpart.
     """
+    if isinstance(model, FratriePreTrainedModel):
+        raise ValueError(f"{type(model).__name__} is one of our models already: to_hf makes it one of theirs.")
     _require_weights(model)
     recipe = find_recipe(model.config.model_type)
     head = recipe.head(type(model).__name__)

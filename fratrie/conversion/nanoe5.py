@@ -218,6 +218,7 @@ def _build_model(reader: _Reader, head: _Head, pieces: _Pieces, directory: dict[
         pad_token_id=pieces.pad,
         bos_token_id=pieces.bos,
         eos_token_id=pieces.eos,
+        foreign_fields={"model_type": "bert"},  # what it is for `to_hf`
     )
     with torch.device("meta"):  # no time and memory for initial weights
         model = FratrieEncoderModel(config)

@@ -84,7 +84,10 @@ T5 = Recipe(
         "decoder_start_token_id": _start,
         "bos_token_id": lambda theirs: getattr(theirs, "bos_token_id", None),
     },
-    write={"feed_forward_proj": _feed_forward_proj},
+    write={
+        "feed_forward_proj": _feed_forward_proj,
+        "decoder_start_token_id": lambda ours: ours.decoder_start_token_id,
+    },
     weights=(
         Weight("shared", "encoder.embed_tokens"),
         *_stack("encoder"),
@@ -101,5 +104,5 @@ T5 = Recipe(
     ),
     required={"is_encoder_decoder": True, "is_decoder": False},
     # Output layers of T5 1.1 are matrices of their own although their configurations say that they are tied.
-    inert=("initializer_factor", "classifier_dropout", "tie_word_embeddings"),
+    inert=("initializer_factor", "classifier_dropout", "tie_word_embeddings", "decoder_start_token_id"),
 )  # fmt: skip

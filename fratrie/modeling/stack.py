@@ -98,10 +98,19 @@ class FratriePreTrainedModel(PreTrainedModel):
             name: folder or hub id.
             config: configuration in the place of the checkpoint's.
             *args, **kwargs: as for Hugging Face's method.
+
+        Raises:
+            ValueError: for a checkpoint of another kind.
         """
-        loader = cls.foreign_loaders.get(_model_type_of(name, kwargs)) if name and cls.foreign_loaders else None
-        if loader is not None:
-            return loader(cls, name, *args, config=config, **kwargs)
+        model_type = _model_type_of(name, kwargs) if name and cls.foreign_loaders else ""
+        if model_type in cls.foreign_loaders:
+            return cls.foreign_loaders[model_type](cls, name, *args, config=config, **kwargs)
+        own = cls.config_class.model_type if cls.config_class else ""
+        if model_type and config is None and model_type != own:
+            raise ValueError(
+                f"{name} holds a {model_type!r} model, which {cls.__name__} cannot load: it loads {own!r} and the "
+                f"families {', '.join(cls.foreign_loaders)}."
+            )
         return super().from_pretrained(name, *args, config=config, **kwargs)
 
     @torch.no_grad()

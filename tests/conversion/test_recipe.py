@@ -369,6 +369,8 @@ def test_what_has_no_weights_or_is_not_ours_is_refused():
     theirs = their_model(case)
     with pytest.raises(ValueError, match="BertModel is none of our models"):
         to_hf(theirs)
+    with pytest.raises(ValueError, match="FratrieEncoderModel is one of our models already"):
+        from_hf(our_model(theirs))
     with pytest.raises(ValueError, match="BertModel is on the meta device"):
         from_hf(theirs.to("meta"))
 
