@@ -328,9 +328,9 @@ class Recipe:
             for name, value in self.required.items()
             if getattr(theirs, name, value) != value
         ]
-        default = self.their_config()
+        default, known = self.their_config(), self._known_fields(head)
         for f in fields(theirs):
-            if f.name not in self._known_fields(head) and getattr(theirs, f.name) != getattr(default, f.name):
+            if f.name not in known and getattr(theirs, f.name) != getattr(default, f.name):
                 wrong.append(f"{f.name}={getattr(theirs, f.name)!r}")
         if set(getattr(theirs, "layer_types", None) or ()) - _LAYER_TYPES:
             wrong.append(f"layer_types={theirs.layer_types!r} (only {sorted(_LAYER_TYPES)})")
@@ -347,8 +347,9 @@ class Recipe:
 
     def _restore_defaults(self, theirs: PreTrainedConfig, head: Head) -> None:
         """Write `None` where it stands for the very value (as a fresh configuration of theirs has it)."""
+        fresh = self.their_config()
         for pair in (*self.fields, *head.fields):
-            if pair.default and getattr(self.their_config(), pair.theirs) is None:
+            if pair.default and getattr(fresh, pair.theirs) is None:
                 value = getattr(theirs, pair.theirs)
                 setattr(theirs, pair.theirs, None)
                 if pair.default(theirs) != value:

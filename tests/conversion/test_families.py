@@ -79,7 +79,7 @@ def labels_for(case, theirs, arguments):
 WITH_LOSS = [case for case in CASES if not case.theirs.endswith("Model") or case.theirs == "MarianMTModel"]
 
 
-@pytest.mark.parametrize("case", [case for case in WITH_LOSS], ids=[case.name for case in WITH_LOSS])
+@pytest.mark.parametrize("case", WITH_LOSS, ids=[case.name for case in WITH_LOSS])
 def test_equal_losses_and_gradients(case):
     theirs, ours = pair(case)
     their_inputs, our_inputs = inputs(case, theirs)
