@@ -12,7 +12,7 @@ import unicodedata
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
 
@@ -356,7 +356,9 @@ class PlainUnigram:
             place += 5 + 4 * length
 
     def ids(self, text):
-        normal = "".join(self.characters.get(character, character) for character in unicodedata.normalize("NFC", text))
+        mapped = [self.characters.get(character, character) for character in unicodedata.normalize("NFC", text)]
+        # Composed again, because the file maps ﾊ and ﾟ one by one where the normalisation of XLM-R has a rule for ﾊﾟ.
+        normal = unicodedata.normalize("NFC", "".join(mapped))
         words = [f"▁{word}" for word in normal.split()]
         return [0, *(piece for word in words for piece in self.word_ids(word)), 2]
 
@@ -391,6 +393,7 @@ ODD = " \t\n\u00a0\u202f\u200b\ufeff\u2581\x01\u0085ﬁœŒæÀéèêïôûüç�
 
 
 @settings(max_examples=300, deadline=None)
+@example(text="ﾊﾟ")
 @given(text=st.text(alphabet=ODD + "abcdefgilmnoprstuv", max_size=30))
 def test_any_text_has_the_tokens_of_a_plain_search(real, plain, text):
     assert real[1](text)["input_ids"] == plain.ids(text)
