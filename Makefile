@@ -4,7 +4,7 @@ BIN := .venv/bin
 export HF_HUB_OFFLINE = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: demo demo-scratch test lint install clean
+.PHONY: demo demo-scratch test lint install ecosystem clean
 
 install: .venv/.installed
 
@@ -13,13 +13,19 @@ install: .venv/.installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,lint]'
 	touch $@
 
+ecosystem: .venv/.ecosystem
+
+.venv/.ecosystem: .venv/.installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ecosystem]'
+	touch $@
+
 demo: install
 	$(BIN)/python scripts/demo.py --output_dir runs/demo
 
 demo-scratch: install
 	$(BIN)/python scripts/demo.py --from_scratch --output_dir runs/demo-scratch
 
-test: install
+test: install ecosystem
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses=2 --dist=loadfile --durations=15
 
 lint: install
