@@ -9,6 +9,7 @@ import json
 import logging
 import math
 import time
+from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -168,10 +169,14 @@ class Run:
     tokenizer: PreTrainedTokenizerBase
     rows: dict[str, Rows]
 
-    def scores(self, part: str, model: PreTrainedModel | None = None) -> Scores:
-        """Scores of the model on a part of the data."""
+    def scores(self, part: str, model: PreTrainedModel | None = None, intervals: bool = False) -> Scores:
+        """Scores of the model on a part of the data, with intervals over its respondents (rows, if it names none)."""
         size = self.options.per_device_eval_batch_size
-        return score_rows(model or self.model, self.accelerator, self.rows[part], self.tokenizer, size)
+        groups: Sequence[Hashable] | None = None
+        if intervals:
+            dataset = self.parts[part]
+            groups = dataset["respondent"][:] if "respondent" in dataset.column_names else range(len(dataset))
+        return score_rows(model or self.model, self.accelerator, self.rows[part], self.tokenizer, size, groups)
 
 
 def main() -> None:
@@ -198,7 +203,8 @@ def main() -> None:
     )
     if choices.tune_thresholds:
         _tune(current)
-    scores = {part: current.scores(part) for part in ("validation", "test") if part in current.parts}
+    parts = [part for part in ("validation", "test") if part in current.parts]
+    scores = {part: current.scores(part, intervals=part == "test") for part in parts}
     if accelerator.is_main_process:
         _write(current, result, scores, time.perf_counter() - started)
         if scores:

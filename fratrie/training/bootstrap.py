@@ -49,6 +49,14 @@ def bootstrap_f1(
     return np.column_stack([by_label, by_label.mean(1)])
 
 
+def f1_intervals(
+    predictions: ArrayLike, references: ArrayLike, groups: Sequence[Hashable], labels: Sequence[str]
+) -> dict[str, list[float]]:
+    """The 95 % percentile interval `[low, high]` of each label's F1, and of the `macro` mean (see `bootstrap_f1`)."""
+    ends = np.quantile(bootstrap_f1(predictions, references, groups), [0.025, 0.975], axis=0).T.tolist()
+    return dict(zip([*labels, "macro"], ends, strict=True))
+
+
 def _f1(true_positives: NDArray[np.int64], predicted_and_true: NDArray[np.int64]) -> NDArray[np.float64]:
     """F1 = 2 TP / (predicted positives + true positives)."""
     return 2 * true_positives / np.maximum(predicted_and_true, 1)

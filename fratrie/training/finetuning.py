@@ -3,7 +3,7 @@
 import inspect
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -21,9 +21,18 @@ from fratrie.data.corpus import load_family_relations, split_by_respondent
 from fratrie.data.loading import load_labelled
 from fratrie.data.tables import read_table
 
+from .bootstrap import f1_intervals
 from .classifiers import Task
 from .evaluation import predict
-from .metrics import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Scores, classification_scores
+from .metrics import (
+    MULTI_LABEL,
+    REGRESSION,
+    SINGLE_LABEL,
+    Scores,
+    classification_scores,
+    decide,
+    probabilities,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -343,13 +352,22 @@ def score_rows(
     rows: Rows,
     tokenizer: PreTrainedTokenizerBase,
     batch_size: int,
+    groups: Sequence[Hashable] | None = None,
 ) -> Scores:
-    """Scores of a classifier on rows with labels, decided by the thresholds of its config."""
+    """Scores of a classifier on rows with labels, decided by the thresholds of its config.
+
+    With `groups`, who speaks in each row, the scores of several labels a text also hold `f1_interval`: how far the F1
+    of each label, and the macro mean, would move with other speakers (95 %, bootstrap).
+    """
     task = Task.from_config(accelerator.unwrap_model(model).config)
     logits = predict_logits(model, accelerator, rows, tokenizer, batch_size)
     targets = np.asarray([row["labels"] for row in rows])
     thresholds = getattr(accelerator.unwrap_model(model).config, "label_thresholds", None)
-    return classification_scores(logits, targets, task.problem_type, task.labels, thresholds)
+    scores = classification_scores(logits, targets, task.problem_type, task.labels, thresholds)
+    if groups is not None and task.problem_type == MULTI_LABEL:
+        decisions = decide(probabilities(logits, MULTI_LABEL), thresholds)
+        scores["f1_interval"] = f1_intervals(decisions, targets, groups, task.labels)
+    return scores
 
 
 def open_inference() -> Accelerator:

@@ -225,15 +225,27 @@ def markdown_table(scores: Scores) -> str:
     if "f1" not in scores:
         rows = [f"| {name} | {_figure(value)} |" for name, value in scores.items() if name != "samples"]
         return "\n".join(["| measure | value |", "|---|---|", *rows])
-    lines = ["| label | precision | recall | F1 | support |", "|---|---|---|---|---|"]
-    for label, support in scores["support"].items():
-        name = label.replace("|", "\\|")
-        figures = (_figure(scores[measure][label]) for measure in ("precision", "recall", "f1"))
-        lines.append(f"| `{name}` | {' | '.join(figures)} | {support} |")
-    for mean in ("macro", "micro"):
-        figures = (_figure(scores[f"{mean}_{measure}"]) for measure in ("precision", "recall", "f1"))
-        lines.append(f"| {mean} mean | {' | '.join(figures)} | {sum(scores['support'].values())} |")
-    return "\n".join(lines)
+    support, intervals = scores["support"], scores.get("f1_interval", {})
+    measures = ("precision", "recall", "f1")
+    rows = [
+        (
+            f"`{label}`".replace("|", "\\|"),
+            [scores[measure][label] for measure in measures],
+            intervals.get(label),
+            count,
+        )
+        for label, count in support.items()
+    ]
+    for mean, interval in (("macro", intervals.get("macro")), ("micro", None)):
+        figures = [scores[f"{mean}_{measure}"] for measure in measures]
+        rows.append((f"{mean} mean", figures, interval, sum(support.values())))
+    table = [["label", "precision", "recall", "F1", "F1, 95 %", "support"], ["---"] * 6]
+    for title, figures, interval, count in rows:
+        between = " to ".join(map(_figure, interval or []))
+        table.append([title, *map(_figure, figures), between, str(count)])
+    if not intervals:
+        table = [row[:4] + row[5:] for row in table]
+    return "\n".join(f"| {' | '.join(row)} |" for row in table)
 
 
 def _aligned(rows: list[list[str]]) -> str:

@@ -59,7 +59,7 @@ def test_it_learns_and_leaves_a_complete_folder(finetune, samples, kind):
     assert decided.tolist() == [True, False, True, False]
     card = ModelCard.load(out / "README.md")
     assert card.data.pipeline_tag == "text-classification"
-    for text in ("| `+` |", "finetune.py", "32 test texts", "Thresholds were tuned on"):
+    for text in ("| `+` |", "F1, 95 %", "finetune.py", "32 test texts", "Thresholds were tuned on"):
         assert text in card.text
     assert read(out / "run_config.json")["run"]["model"]["tune_thresholds"] is True
 
@@ -96,6 +96,8 @@ def test_the_default_is_the_shipped_corpus(finetune, samples):
     assert code == 0, stderr
     metrics = read(out / "metrics.json")
     assert metrics["test"]["samples"] == 330 and metrics["test"]["support"]["j"] == 247
+    low, high = metrics["test"]["f1_interval"]["macro"]
+    assert low <= metrics["test"]["macro_f1"] <= high
     assert list(metrics["test"]["f1"]) == ["+", "-", "0", "i", "j", "f", "s", "p", "m", "a", "t"]
     card = ModelCard.load(out / "README.md")
     assert card.data.language == "fr" and "machine-written" in card.text

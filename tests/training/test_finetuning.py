@@ -14,6 +14,7 @@ from transformers import AutoModelForSequenceClassification, BertConfig, Camembe
 from fratrie import FratrieEncoderConfig
 from fratrie.data import LABELS
 from fratrie.tokenization import train_byte_level_bpe
+from fratrie.training.bootstrap import bootstrap_f1
 from fratrie.training.classifiers import Task
 from fratrie.training.finetuning import (
     DataOptions,
@@ -251,6 +252,12 @@ def test_scores_use_the_thresholds_of_the_config(model, tokenizer, monkeypatch, 
     assert score_rows(model, Accelerator(cpu=True), rows, tokenizer, 3) == multilabel_scores(
         decisions, targets, ["+", "-", "j"]
     )
+    groups = ["a", "a", "b", "c"]
+    with_intervals = score_rows(model, Accelerator(cpu=True), rows, tokenizer, 3, groups)
+    drawn = bootstrap_f1(decisions, targets, groups)
+    expected = np.quantile(drawn, [0.025, 0.975], axis=0)
+    assert list(with_intervals["f1_interval"]) == ["+", "-", "j", "macro"]
+    np.testing.assert_allclose(np.array(list(with_intervals["f1_interval"].values())).T, expected)
 
 
 def test_weights_that_give_nan_are_reported(tokenizer):

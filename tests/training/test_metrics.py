@@ -184,6 +184,17 @@ def test_markdown_table_has_one_row_a_label_and_two_means():
     assert lines[4].startswith("| macro mean | 0.500") and lines[5].startswith("| micro mean | 0.500 | 1.000")
 
 
+def test_markdown_table_shows_the_intervals_that_there_are():
+    scores = multilabel_scores([[1, 1]], [[1, 0]], ["macro", "b"])  # a label may be called like a mean
+    assert "95 %" not in metrics.markdown_table(scores)
+    scores["f1_interval"] = {"b": [0.0, 0.25], "macro": [0.125, 0.5]}
+    lines = metrics.markdown_table(scores).splitlines()
+    assert lines[0] == "| label | precision | recall | F1 | F1, 95 % | support |"
+    assert lines[3] == "| `b` | 0.000 | 0.000 | 0.000 | 0.000 to 0.250 | 0 |"
+    assert lines[4] == "| macro mean | 0.500 | 0.500 | 0.500 | 0.125 to 0.500 | 1 |"
+    assert lines[5] == "| micro mean | 0.500 | 1.000 | 0.667 |  | 1 |"
+
+
 LOAD = f"""
 import evaluate, json, sys
 metric = evaluate.load({str(METRIC_FOLDER)!r})
