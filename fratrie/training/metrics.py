@@ -226,23 +226,17 @@ def markdown_table(scores: Scores) -> str:
         rows = [f"| {name} | {_figure(value)} |" for name, value in scores.items() if name != "samples"]
         return "\n".join(["| measure | value |", "|---|---|", *rows])
     support, intervals = scores["support"], scores.get("f1_interval", {})
-    measures = ("precision", "recall", "f1")
-    rows = [
-        (
-            f"`{label}`".replace("|", "\\|"),
-            [scores[measure][label] for measure in measures],
-            intervals.get(label),
-            count,
-        )
-        for label, count in support.items()
-    ]
-    for mean, interval in (("macro", intervals.get("macro")), ("micro", None)):
-        figures = [scores[f"{mean}_{measure}"] for measure in measures]
-        rows.append((f"{mean} mean", figures, interval, sum(support.values())))
     table = [["label", "precision", "recall", "F1", "F1, 95 %", "support"], ["---"] * 6]
-    for title, figures, interval, count in rows:
-        between = " to ".join(map(_figure, interval or []))
-        table.append([title, *map(_figure, figures), between, str(count)])
+
+    def add(title: str, figures: list[float], interval: list[float] | None, count: int) -> None:
+        table.append([title, *map(_figure, figures), " to ".join(map(_figure, interval or [])), str(count)])
+
+    measures = ("precision", "recall", "f1")
+    for label, count in support.items():
+        title = f"`{label}`".replace("|", "\\|")
+        add(title, [scores[measure][label] for measure in measures], intervals.get(label), count)
+    for mean, interval in (("macro", intervals.get("macro")), ("micro", None)):
+        add(f"{mean} mean", [scores[f"{mean}_{measure}"] for measure in measures], interval, sum(support.values()))
     if not intervals:
         table = [row[:4] + row[5:] for row in table]
     return "\n".join(f"| {' | '.join(row)} |" for row in table)
