@@ -4,18 +4,9 @@ Importing the package registers its models with the Auto classes of transformers
 also load the checkpoints of the families in `fratrie.conversion`.
 """
 
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForImageClassification,
-    AutoModelForMaskedLM,
-    AutoModelForSeq2SeqLM,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-)
-
+from .auto_classes import register_auto_classes
 from .conversion.models import register_loaders
+from .export import export_code
 from .modeling.configuration import (
     FratrieDecoderConfig,
     FratrieEncoderConfig,
@@ -57,26 +48,11 @@ __all__ = [
     "FratrieSeq2SeqConfig",
     "FratrieSeq2SeqForConditionalGeneration",
     "FratrieSeq2SeqModel",
+    "export_code",
     "norm_slots",
     "preset",
 ]
 
-for _config in (FratrieEncoderConfig, FratrieDecoderConfig, FratrieSeq2SeqConfig):
-    AutoConfig.register(_config.model_type, _config, exist_ok=True)
-
-for _auto, _model in (
-    (AutoModel, FratrieEncoderModel),
-    (AutoModelForMaskedLM, FratrieEncoderForMaskedLM),
-    (AutoModelForSequenceClassification, FratrieEncoderForSequenceClassification),
-    (AutoModelForTokenClassification, FratrieEncoderForTokenClassification),
-    (AutoModelForImageClassification, FratrieEncoderForImageClassification),
-    (AutoModel, FratrieDecoderModel),
-    (AutoModelForCausalLM, FratrieDecoderForCausalLM),
-    (AutoModelForSequenceClassification, FratrieDecoderForSequenceClassification),
-    (AutoModel, FratrieSeq2SeqModel),
-    (AutoModelForSeq2SeqLM, FratrieSeq2SeqForConditionalGeneration),
-):
-    _auto.register(_model.config_class, _model, exist_ok=True)
-
+register_auto_classes()
 register_pipelines()
 register_loaders()

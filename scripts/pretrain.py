@@ -18,6 +18,7 @@ from accelerate import Accelerator
 from torch.utils.data import Dataset
 from transformers import HfArgumentParser, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
+from fratrie.export import export_code, require_own_class
 from fratrie.training.batches import Collator
 from fratrie.training.cli import run
 from fratrie.training.corpora import make_rows, named_texts, read_texts, stream_texts
@@ -121,6 +122,8 @@ def main() -> None:
     log_from_main_process(accelerator)
     set_seed(options.seed)
     model, tokenizer = _model_and_tokenizer(choices)
+    if options.export_code:
+        require_own_class(model)
     corruption = Corruption(choices.mask_probability, choices.whole_words, choices.mean_span_length)
     maker, collator = rows_and_collator(choices.objective, tokenizer, choices.block_size, corruption)
     texts = _texts(data, options.seed)
@@ -143,6 +146,8 @@ def main() -> None:
         sizes = {part: _size(part_rows) for part, part_rows in rows.items()}
         facts = _card(data, choices, options, accelerator, model, result, sizes)
         _write(Path(options.output_dir), result, facts, time.perf_counter() - started)
+        if options.export_code:
+            export_code(model, options.output_dir)
     accelerator.end_training()
 
 

@@ -180,10 +180,12 @@ class SoftmaxAttention(Mixer):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Softmax of the scores times the values, by the configured implementation (see `Mixer.attend`)."""
         if position_bias is not None:
-            position_bias = position_bias.to(query.dtype).expand(len(query), -1, -1, -1)
+            position_bias = position_bias.to(query.dtype).expand(query.shape[0], -1, -1, -1)
             if isinstance(attention_mask, torch.Tensor) and attention_mask.dtype == torch.bool:
-                # One additive mask; -inf, not the smallest number, lets fully masked rows be zero.
-                attention_mask = torch.where(attention_mask, position_bias, -torch.inf)
+                # One additive mask; -inf, not the smallest number, lets fully masked rows be zero. The softmax of an
+                # exported kernel may be a plain one, which makes such rows NaN.
+                lowest = torch.finfo(query.dtype).min if torch.compiler.is_exporting() else -torch.inf
+                attention_mask = torch.where(attention_mask, position_bias, lowest)
                 position_bias = None
         implementation = self.config._attn_implementation
         kernel = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)

@@ -57,16 +57,22 @@ class Block(GradientCheckpointingLayer):
     def forward(
         self,
         hidden_states: torch.Tensor,
+        encoder_hidden_states: torch.Tensor | None = None,
+        *position_biases: torch.Tensor,
         position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
         attention_mask: Any = None,
-        position_bias: Any = None,
         cache: Cache | None = None,
         packing: Packing | None = None,
-        encoder_hidden_states: torch.Tensor | None = None,
         encoder_attention_mask: Any = None,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """Map `(B, T, D)` to `(B, T, D)`; arguments as for the mixers."""
+        """Map `(B, T, D)` to `(B, T, D)`; arguments as for the mixers, with the position bias of each group.
+
+        What needs a gradient is positional, since re-entrant checkpointing sees nothing else.
+        """
+        position_bias: Any = position_biases[0] if position_biases else None
+        if packing is not None:
+            position_bias = list(position_biases) or [None] * len(packing.groups)
         branch, _ = self.mixer(
             self.mixer_input_norm(hidden_states),
             position_embeddings=position_embeddings,

@@ -1,15 +1,28 @@
 """Configurations of the three siblings: one set of shared fields, and what is particular to each."""
 
 import difflib
+import os
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, RopeParameters
+from transformers.pipelines import PIPELINE_REGISTRY
+from transformers.utils import logging
 
 from .mixers import MIXERS
+from .plans import (
+    Plan,
+    expert_parallel_plan,
+    pipeline_parallel_plan,
+    sharded_data_parallel_plan,
+    tensor_parallel_plan,
+)
+
+logger = logging.get_logger(__name__)
 
 PositionType = Literal["learned", "sinusoidal", "rotary", "relative", "alibi", "none"]
 NormType = Literal["layer_norm", "rms_norm"]
@@ -67,8 +80,56 @@ def norm_slots(position: Literal["pre", "post", "sandwich"], norm: NormType = "l
     }
 
 
+class ConfigOfCarriedCode(PreTrainedConfig):
+    """Base of our configurations: what a config.json says of code beside it (`fratrie.export_code`).
+
+    It is written only where that code lies, or a model that was loaded from a folder with code would leave folders
+    that Hugging Face cannot load. And a registered pipeline wins over one in a folder, as registered models do.
+    """
+
+    # What Hugging Face's Trainer leaves out of the predictions: all but the logits (or the states of a bare model).
+    keys_to_ignore_at_inference: ClassVar[list[str]] = [
+        *("cache", "hidden_states", "attentions", "cross_attentions", "aux_loss", "z_loss", "router_logits"),
+        *("encoder_last_hidden_state", "encoder_hidden_states", "encoder_attentions", "encoder_router_logits"),
+        *("decoder_hidden_states", "decoder_attentions", "decoder_router_logits"),
+    ]
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        super().__post_init__(**kwargs)
+        vars(self).setdefault("auto_map", {})  # trl reads it of every class outside transformers
+        if carried := vars(self).get("custom_pipelines"):
+            vars(self)["custom_pipelines"] = _CarriedPipelines(carried)
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """Write config.json (see Hugging Face's method)."""
+        names = ("auto_map", "custom_pipelines")
+        said: dict[str, Any] = {name: vars(self).pop(name) for name in names if name in vars(self)}
+        if lost := super().to_dict().keys() - self.to_dict().keys():
+            logger.warning("%s are no fields of %s, and not saved.", ", ".join(sorted(lost)), type(self).__name__)
+        folder = Path(save_directory)
+        for name, entries in said.items():
+            carried = {key: entry for key, entry in (entries or {}).items() if _code_is_in(folder, entry)}
+            if carried:
+                setattr(self, name, carried)
+        try:
+            super().save_pretrained(save_directory, *args, **kwargs)
+        finally:
+            vars(self).update(said)
+
+
+class _CarriedPipelines(dict[str, Any]):
+    # Hugging Face takes the implementation of a task from the folder if the task is `in` this.
+    def __contains__(self, task: object) -> bool:
+        return super().__contains__(task) and task not in PIPELINE_REGISTRY.get_supported_tasks()
+
+
+def _code_is_in(folder: Path, entry: str | dict[str, Any]) -> bool:
+    reference = entry["impl"] if isinstance(entry, dict) else entry
+    return "--" in reference or (folder / f"{reference.split('.')[0]}.py").is_file()  # `repository--file.Class`
+
+
 @strict
-class FratrieConfig(PreTrainedConfig):
+class FratrieConfig(ConfigOfCarriedCode):
     """The fields that every stack of blocks shares; the siblings derive from it.
 
     Unknown fields and contradictory combinations raise a `ValueError` that holds the value and the way out.
@@ -109,7 +170,7 @@ class FratrieConfig(PreTrainedConfig):
         layer_types: one of `"full_attention"`, `"sliding_attention"`, `"linear_attention"` a layer (all full by
             default). It names the mixer of the layer.
         sliding_window: reach of the sliding layers: the last `sliding_window` tokens where causal, that many to each
-            side where bidirectional.
+            side where bidirectional. Other layers do not read it.
         linear_chunk_size: chunk of the causal linear attention, in tokens; changes speed and memory only.
         mixer_input_norm, mixer_output_norm, feed_forward_input_norm, feed_forward_output_norm: `"layer_norm"`,
             `"rms_norm"` or `None` in the four slots of a block. `norm_slots` fills them for the usual layouts.
@@ -131,7 +192,7 @@ class FratrieConfig(PreTrainedConfig):
             (DeepSeek-AI 2024): number of groups, and how many of them a token may use.
         routed_scaling_factor: factor of the weights of the chosen experts.
         router_aux_loss_coef, router_z_loss_coef: weights of the load-balancing loss (Fedus et al. 2021) and of the
-            router's z loss (Zoph et al. 2022) in the training loss.
+            router's z loss (Zoph et al. 2022) in the training loss; by default 0.01 with sparse layers, and 0.
         output_router_logits: return the router logits.
         embedding_dropout, hidden_dropout, attention_dropout, activation_dropout: dropout after the embeddings, of
             each residual branch, of the attention weights, inside the feed-forward.
@@ -211,7 +272,7 @@ class FratrieConfig(PreTrainedConfig):
     router_num_groups: int = 1
     router_groups_per_tok: int = 1
     routed_scaling_factor: float | int = 1.0
-    router_aux_loss_coef: float | int = 0.01
+    router_aux_loss_coef: float | int | None = None
     router_z_loss_coef: float | int = 0.0
     output_router_logits: bool = False
 
@@ -262,9 +323,18 @@ class FratrieConfig(PreTrainedConfig):
             self.qk_nope_head_dim = self.head_dim if self.qk_nope_head_dim is None else self.qk_nope_head_dim
             self.v_head_dim = self.head_dim if self.v_head_dim is None else self.v_head_dim
         if self.layer_types is None:
+            self._require(
+                self.sliding_window is None,
+                f"sliding_window={self.sliding_window} has no use without a 'sliding_attention' layer: name them in "
+                "layer_types.",
+            )
             self.layer_types = ["full_attention"] * self.num_hidden_layers
         if self.mlp_layer_types is None:
             self.mlp_layer_types = ["sparse" if self.num_experts else "dense"] * self.num_hidden_layers
+        if (
+            self.router_aux_loss_coef is None
+        ):  # trl asks by it for router logits, which a dense model lacks
+            self.router_aux_loss_coef = 0.01 if "sparse" in self.mlp_layer_types else 0.0
         super().__post_init__(**kwargs)
         if not rotary:  # Hugging Face fills in a default wherever the field exists.
             self.rope_parameters = None
@@ -282,6 +352,31 @@ class FratrieConfig(PreTrainedConfig):
         self._validate_feed_forward()
         self._validate_head()
 
+    @property
+    def base_model_tp_plan(self) -> Plan:  # type: ignore[override]
+        """See `plans.tensor_parallel_plan`."""
+        return tensor_parallel_plan(self)
+
+    @property
+    def base_model_ep_plan(self) -> Plan | None:  # type: ignore[override]
+        """See `plans.expert_parallel_plan`."""
+        return expert_parallel_plan(self)
+
+    @property
+    def base_model_pp_plan(self) -> Plan | None:  # type: ignore[override]
+        """See `plans.pipeline_parallel_plan`."""
+        return pipeline_parallel_plan(self)
+
+    @property
+    def base_model_fsdp_plan(self) -> Plan:  # type: ignore[override]
+        """See `plans.sharded_data_parallel_plan`."""
+        return sharded_data_parallel_plan(self)
+
+    @property
+    def qk_rope_head_dim(self) -> int | None:
+        """Hugging Face's name of `head_dim` where keys are kept as latents, read when a model is split."""
+        return self.head_dim
+
     def _require(self, condition: bool, message: str) -> None:
         if not condition:
             raise ValueError(message)
@@ -291,7 +386,10 @@ class FratrieConfig(PreTrainedConfig):
                      "num_key_value_heads", "intermediate_size", "max_position_embeddings",
                      "linear_chunk_size"):  # fmt: skip
             value = getattr(self, name)
-            self._require(value is not None and value > 0, f"{name}={value} must be at least 1.")
+            # Hugging Face makes configurations without a width or a vocabulary; only a model of them is refused.
+            may_be_empty = name == "vocab_size" or (name in ("hidden_size", "head_dim") and self.hidden_size == 0)
+            least = 0 if may_be_empty else 1
+            self._require(value is not None and value >= least, f"{name}={value} must be at least 1.")
         self._require(
             self.num_attention_heads % (self.num_key_value_heads or 1) == 0,
             f"num_attention_heads={self.num_attention_heads} is not a multiple of num_key_value_heads="
@@ -310,6 +408,19 @@ class FratrieConfig(PreTrainedConfig):
                     token_id is None or 0 <= token_id < self.vocab_size,
                     f"{name}={token_id} lies outside the vocabulary of vocab_size={self.vocab_size} tokens.",
                 )
+
+    def check_model_sizes(self) -> None:
+        """Refuse what a configuration may be, but no model: called when a model is built.
+
+        Raises:
+            ValueError: without a width or a vocabulary.
+        """
+        for name in ("vocab_size", "hidden_size"):
+            self._require(getattr(self, name) > 0, f"{name}={getattr(self, name)} must be at least 1.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields (see Hugging Face's method), without attributes that are none."""
+        return without_unknown_fields(self, super().to_dict())
 
     def _validate_positions(self) -> None:
         uses = {"position_offset": ("learned", 0), "sinusoid_layout": ("sinusoidal", "interleaved"),
@@ -375,11 +486,6 @@ class FratrieConfig(PreTrainedConfig):
         self._require(
             not sliding or (self.sliding_window or 0) > 0,
             f"layer_types has sliding layers, but sliding_window={self.sliding_window}: set it to a positive size.",
-        )
-        self._require(
-            sliding or self.sliding_window is None,
-            f"sliding_window={self.sliding_window} has no use without a 'sliding_attention' layer in layer_types="
-            f"{self.layer_types}.",
         )
         self._require(
             self.first_input_norm or self.mixer_input_norm is not None,
@@ -522,6 +628,14 @@ def reject_unknown_fields(
     raise ValueError(f"{type(config).__name__} has no field {', '.join(hints)}.")
 
 
+def without_unknown_fields(config: PreTrainedConfig, given: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what tools set on a config besides its fields: as an unknown field it could not be read again."""
+    known = {*(field.name for field in fields(config)), *_LIBRARY_FIELDS}
+    if not given.get("auto_map"):
+        known.remove("auto_map")
+    return {name: value for name, value in given.items() if name in known or name.startswith("_")}
+
+
 @strict
 class FratrieEncoderConfig(FratrieConfig):
     """Configuration of the encoder; the defaults are the layout of BERT (Devlin et al. 2019).
@@ -608,12 +722,18 @@ _STACK_FIELDS = frozenset(field.name for field in fields(FratrieConfig)) - {
 }
 
 
+# What an encoder-decoder answers of its stacks, and hands on to them.
+_STACK_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads")
+_TOKENS = ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")
+
+
 @strict
-class FratrieSeq2SeqConfig(PreTrainedConfig):
+class FratrieSeq2SeqConfig(ConfigOfCarriedCode):
     """Configuration of the encoder-decoder; the defaults are the layout of Vaswani et al. (2017).
 
     A shared field given at the top (`FratrieSeq2SeqConfig(hidden_size=64)`) goes to both stacks; `encoder` and
-    `decoder` (dicts or configs) say what differs.
+    `decoder` (dicts or configs) say what differs. The attributes `hidden_size`, `num_hidden_layers` and
+    `num_attention_heads` are the decoder's; set, they and the token fields go to both stacks.
 
     Args:
         encoder, decoder: configuration of each stack.
@@ -627,11 +747,6 @@ class FratrieSeq2SeqConfig(PreTrainedConfig):
     """
 
     model_type = "fratrie_seq2seq"
-    base_model_fsdp_plan: ClassVar[dict[Any, str]] = {
-        f"{stack}.{name}": how
-        for stack in ("encoder", "decoder")
-        for name, how in PreTrainedConfig.base_model_fsdp_plan.items()
-    }
     sub_configs_defaults: ClassVar[dict[str, Any]] = {
         "encoder": FratrieEncoderConfig,
         "decoder": FratrieDecoderConfig,
@@ -656,7 +771,7 @@ class FratrieSeq2SeqConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         shared = {name: kwargs.pop(name) for name in list(kwargs) if name in _STACK_FIELDS}
         reject_unknown_fields(self, kwargs, _STACK_FIELDS)
-        top = {name: getattr(self, name) for name in ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")}
+        top = {name: getattr(self, name) for name in _TOKENS}
         layout = {
             "position_type": "sinusoidal",
             "hidden_act": "relu",
@@ -683,11 +798,47 @@ class FratrieSeq2SeqConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
         self.validate_architecture()
 
+    def __getattr__(self, name: str) -> Any:
+        if name in _STACK_SIZES:
+            return getattr(self.stacks[1], name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        built = "_post_init_done" in vars(self)
+        if built and name in (*_STACK_SIZES, *_TOKENS):
+            for stack in self.stacks:
+                setattr(stack, name, value)
+        if not built or name not in _STACK_SIZES:
+            super().__setattr__(name, value)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields (see Hugging Face's method), without attributes that are none."""
+        return without_unknown_fields(self, super().to_dict())
+
     @property
     def stacks(self) -> tuple[FratrieEncoderConfig, FratrieDecoderConfig]:
         """The configurations of encoder and decoder."""
         assert isinstance(self.encoder, FratrieEncoderConfig) and isinstance(self.decoder, FratrieDecoderConfig)
         return self.encoder, self.decoder
+
+    @property
+    def base_model_tp_plan(self) -> Plan:  # type: ignore[override]
+        """The plans of both stacks (see `plans.tensor_parallel_plan`)."""
+        return self._join("base_model_tp_plan")
+
+    @property
+    def base_model_ep_plan(self) -> Plan | None:  # type: ignore[override]
+        """The plans of both stacks (see `plans.expert_parallel_plan`)."""
+        return self._join("base_model_ep_plan") or None
+
+    @property
+    def base_model_fsdp_plan(self) -> Plan:  # type: ignore[override]
+        """The plans of both stacks (see `plans.sharded_data_parallel_plan`)."""
+        return self._join("base_model_fsdp_plan")
+
+    def _join(self, name: str) -> Plan:
+        plans = {stack: getattr(config, name) or {} for stack, config in zip(("encoder", "decoder"), self.stacks)}
+        return {f"{stack}.{key}": style for stack, plan in plans.items() for key, style in plan.items()}
 
     def validate_architecture(self) -> None:
         """Refuse contradictory fields (see `FratrieConfig.validate_architecture`)."""
@@ -703,6 +854,13 @@ class FratrieSeq2SeqConfig(PreTrainedConfig):
             raise ValueError(f"encoder.patch_size={encoder.patch_size}: the encoder of a seq2seq model reads texts.")
         if not decoder.add_cross_attention:
             raise ValueError("decoder.add_cross_attention=False: the decoder of a seq2seq model attends the encoder.")
+
+    def check_model_sizes(self) -> None:
+        """Refuse what a configuration may be, but no model: called when a model is built.
+
+        Raises:
+            ValueError: for stacks that shall share an embedding, but differ in its size.
+        """
         sizes = [(stack.vocab_size, stack.hidden_size) for stack in self.stacks]
         if self.share_embeddings and sizes[0] != sizes[1]:
             raise ValueError(

@@ -3,7 +3,7 @@
 Shapes: B batch, T positions, S positions of an encoder, D hidden, V vocabulary, M labels.
 """
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ from transformers.utils.generic import can_return_tuple
 from .configuration import FratrieDecoderConfig
 from .heads import ClassificationHead, find_real_tokens, pool
 from .losses import sequence_classification_loss, share_of_batch, shift_labels, token_cross_entropy
-from .outputs import FratrieCausalLMOutput, FratrieModelOutput, FratrieSequenceClassifierOutput
+from .outputs import FratrieCausalLMOutput, FratrieModelOutput, FratrieSequenceClassifierOutput, ModelKwargs
 from .packing import Packing, find_packing
 from .stack import FratriePreTrainedModel, FratrieStack, input_shape
 
@@ -39,7 +39,7 @@ class FratrieDecoderModel(FratrieStack):
         encoder_hidden_states: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
         use_cache: bool | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[ModelKwargs],
     ) -> FratrieModelOutput:
         """Decode a padded batch, a packed one, or what follows a cached past.
 
@@ -56,16 +56,18 @@ class FratrieDecoderModel(FratrieStack):
             **kwargs: as for `FratrieEncoderModel`.
 
         Returns:
-            `last_hidden_state` `(B, T, D)` (no meaning at padding), `cache`, and what was asked for.
+            `last_hidden_state` `(B, T, D)` (at padding zeros without a cache, no meaning with one), `cache`, and what
+            was asked for.
 
         Raises:
             ValueError: for a cache of packed rows.
         """
         shape = input_shape(input_ids, inputs_embeds)
         inputs = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "token_type_ids": None}
+        options: dict[str, Any] = {**kwargs, "return_dict": True}
         packing = None
         if cache is None:
-            packing = self.find_documents(shape, attention_mask, position_ids, kwargs)
+            packing = self.find_documents(shape, attention_mask, position_ids, options)
         elif isinstance(cache, Cache) and position_ids is not None and self._may_be_packed(shape, attention_mask):
             mask = None if attention_mask is None else attention_mask[..., -shape[1] :]
             packing = find_packing(shape, mask, position_ids)
@@ -74,19 +76,18 @@ class FratrieDecoderModel(FratrieStack):
             cache = DynamicCache(config=self.config)
             if encoder_hidden_states is not None:
                 cache = EncoderDecoderCache(cache, DynamicCache())
-        kwargs["return_dict"] = True
         if encoder_hidden_states is not None:
             packing = self._refuse_packed_rows(packing)
-            kwargs["encoder_hidden_states"] = encoder_hidden_states
-            kwargs["encoder_attention_mask"] = create_bidirectional_mask(
+            options["encoder_hidden_states"] = encoder_hidden_states
+            options["encoder_attention_mask"] = create_bidirectional_mask(
                 self.config,
                 encoder_hidden_states.new_empty(*shape, 1),
                 encoder_attention_mask,
                 encoder_hidden_states=encoder_hidden_states,
             )
         if packing is not None and cache is None:
-            return self.run_packed(packing, inputs, **kwargs)
-        outputs = self.run_rows(inputs, attention_mask, position_ids, cache, **kwargs)
+            return self.run_packed(packing, inputs, **options)
+        outputs = self.run_rows(inputs, attention_mask, position_ids, cache, **options)
         outputs.cache = cache
         return outputs
 
@@ -111,6 +112,9 @@ class FratrieDecoderForCausalLM(FratriePreTrainedModel, GenerationMixin):
 
     config: FratrieDecoderConfig
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+    _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
+    _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}  # noqa: RUF012
+    _fsdp_plan = {"lm_head": "keep_full_weight"}  # noqa: RUF012
 
     def __init__(self, config: FratrieDecoderConfig) -> None:
         super().__init__(config)
@@ -134,6 +138,20 @@ class FratrieDecoderForCausalLM(FratriePreTrainedModel, GenerationMixin):
             )
         return super().init_continuous_batching(*args, **kwargs)
 
+    def prepare_inputs_for_generation(
+        self, input_ids: torch.Tensor, *args: Any, inputs_embeds: torch.Tensor | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Leave the past out of the mask where all layers are linear (see Hugging Face's method).
+
+        Their states have taken it in, and a mask that grows would make a compiled graph anew for every token.
+        """
+        inputs = super().prepare_inputs_for_generation(input_ids, *args, inputs_embeds=inputs_embeds, **kwargs)
+        mask = inputs.get("attention_mask")
+        if set(self.model.layer_types) == {"linear_attention"} and isinstance(mask, torch.Tensor) and mask.ndim == 2:
+            tokens = inputs["input_ids"] if inputs.get("inputs_embeds") is None else inputs["inputs_embeds"]
+            inputs["attention_mask"] = mask[:, -tokens.shape[1] :].clone(memory_format=torch.contiguous_format)
+        return inputs
+
     @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
     @can_return_tuple
     def forward(
@@ -142,11 +160,13 @@ class FratrieDecoderForCausalLM(FratriePreTrainedModel, GenerationMixin):
         attention_mask: Any = None,
         position_ids: torch.Tensor | None = None,
         cache: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
+        use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         output_router_logits: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[ModelKwargs],
     ) -> FratrieCausalLMOutput:
         """Score every token of the vocabulary as the next one.
 
@@ -156,7 +176,8 @@ class FratrieDecoderForCausalLM(FratriePreTrainedModel, GenerationMixin):
             logits_to_keep: number of last positions, or their indices, to score; 0 for all.
             output_router_logits: return the router logits of sparse layers.
             num_items_in_batch: number of targets of the global batch, to divide the loss by.
-            input_ids, attention_mask, position_ids, cache, **kwargs: as for `FratrieDecoderModel`.
+            input_ids, attention_mask, position_ids, cache, inputs_embeds, use_cache, **kwargs: as for
+                `FratrieDecoderModel`.
 
         Returns:
             `loss`, `logits` `(B, T, V)` and `cache`.
@@ -167,6 +188,8 @@ class FratrieDecoderForCausalLM(FratriePreTrainedModel, GenerationMixin):
             attention_mask=attention_mask,
             position_ids=position_ids,
             cache=cache,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
             output_router_logits=self.needs_router_logits(labels, output_router_logits),
             return_dict=True,
             **kwargs,
@@ -213,7 +236,7 @@ class FratrieDecoderForSequenceClassification(FratriePreTrainedModel):
         labels: torch.Tensor | None = None,
         output_router_logits: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[ModelKwargs],
     ) -> FratrieSequenceClassifierOutput:
         """Score the labels of each text (see `FratrieEncoderForSequenceClassification.forward`)."""
         outputs = self.model(

@@ -3,7 +3,7 @@
 Shapes: B batch, T positions, D hidden, V vocabulary, M labels.
 """
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import nn
@@ -20,6 +20,7 @@ from .outputs import (
     FratrieModelOutput,
     FratrieSequenceClassifierOutput,
     FratrieTokenClassifierOutput,
+    ModelKwargs,
 )
 from .stack import FratriePreTrainedModel, FratrieStack, input_shape
 
@@ -43,7 +44,7 @@ class FratrieEncoderModel(FratrieStack):
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         pixel_values: torch.Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[ModelKwargs],
     ) -> FratrieModelOutput:
         """Encode a padded batch or a packed one, or images.
 
@@ -59,7 +60,8 @@ class FratrieEncoderModel(FratrieStack):
                 `return_dict`, and Hugging Face's flash-attention arguments for packed rows.
 
         Returns:
-            `last_hidden_state` `(B, T, D)` (no meaning at padding) and what was asked for.
+            `last_hidden_state` `(B, T, D)` (zeros at padding) and what was asked for. With gradients the recorded
+            states are those of the graph, padding included.
 
         Raises:
             ValueError: for no input or several, and for pixels that the model does not read.
@@ -70,12 +72,12 @@ class FratrieEncoderModel(FratrieStack):
             inputs_embeds = self.embed_tokens(pixel_values) if inputs_embeds is None else None
         shape = input_shape(input_ids, inputs_embeds)
         inputs = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "token_type_ids": token_type_ids}
-        packing = self.find_documents(shape, attention_mask, position_ids, kwargs)
-        kwargs["return_dict"] = True
+        options: dict[str, Any] = {**kwargs, "return_dict": True}
+        packing = self.find_documents(shape, attention_mask, position_ids, options)
         if packing is not None:
-            outputs = self.run_packed(packing, inputs, **kwargs)
+            outputs = self.run_packed(packing, inputs, **options)
         else:
-            outputs = self.run_rows(inputs, attention_mask, position_ids, **kwargs)
+            outputs = self.run_rows(inputs, attention_mask, position_ids, **options)
         if self.pooler is not None:
             states = outputs.last_hidden_state
             assert states is not None
@@ -89,6 +91,8 @@ class FratrieEncoderForMaskedLM(FratriePreTrainedModel):
 
     config: FratrieEncoderConfig
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+    _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
+    _fsdp_plan = {"lm_head": "keep_full_weight"}  # noqa: RUF012
 
     def __init__(self, config: FratrieEncoderConfig) -> None:
         super().__init__(config)
@@ -113,7 +117,7 @@ class FratrieEncoderForMaskedLM(FratriePreTrainedModel):
         labels: torch.Tensor | None = None,
         output_router_logits: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[ModelKwargs],
     ) -> FratrieMaskedLMOutput:
         """Score every token of the vocabulary at every position.
 
@@ -172,7 +176,7 @@ class FratrieEncoderForSequenceClassification(FratriePreTrainedModel):
         labels: torch.Tensor | None = None,
         output_router_logits: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[ModelKwargs],
     ) -> FratrieSequenceClassifierOutput:
         """Score the labels of each sentence.
 
@@ -229,7 +233,7 @@ class FratrieEncoderForTokenClassification(FratriePreTrainedModel):
         labels: torch.Tensor | None = None,
         output_router_logits: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[ModelKwargs],
     ) -> FratrieTokenClassifierOutput:
         """Score the labels of each token.
 
@@ -283,7 +287,7 @@ class FratrieEncoderForImageClassification(FratriePreTrainedModel):
         labels: torch.Tensor | None = None,
         output_router_logits: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[ModelKwargs],
     ) -> FratrieImageClassifierOutput:
         """Score the labels of each image.
 

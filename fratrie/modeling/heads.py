@@ -67,7 +67,7 @@ def pool(hidden_states: torch.Tensor, real_tokens: torch.Tensor, pooling: str) -
     # The largest of the real places, counted from the end that is looked for.
     order = place if pooling == "last" else place.flip(0)
     index = torch.where(real_tokens, order, -1).argmax(-1)
-    return hidden_states[torch.arange(len(hidden_states), device=hidden_states.device), index]
+    return hidden_states[torch.arange(hidden_states.shape[0], device=hidden_states.device), index]
 
 
 def find_real_tokens(

@@ -42,7 +42,7 @@ def shift_labels(
     Args:
         labels: `(B, T)`, not shifted.
         position_ids: `(B or 1, T)`; a position that is not above the last one begins a document.
-        attention_mask: `(B, T)`, zero at padding, which predicts nothing.
+        attention_mask: `(B, past + T)`, zero at padding, which predicts nothing.
         cu_seq_lens: `(documents + 1,)` boundaries in a batch of one row.
 
     Returns:
@@ -52,7 +52,7 @@ def shift_labels(
     if position_ids is not None:
         labels = labels.masked_fill(position_ids.to(labels.device).diff(dim=-1) <= 0, IGNORED)
     if attention_mask is not None and attention_mask.ndim == 2:
-        labels = labels.masked_fill(attention_mask[:, :-1].to(labels.device) == 0, IGNORED)
+        labels = labels.masked_fill(attention_mask[:, -labels.shape[1] - 1 : -1].to(labels.device) == 0, IGNORED)
     if cu_seq_lens is not None:
         labels = labels.index_fill(1, cu_seq_lens[1:-1].to(labels.device).long() - 1, IGNORED)
     return nn.functional.pad(labels, (0, 1), value=IGNORED)
@@ -103,10 +103,11 @@ def sequence_classification_loss(
                 f"Labels of shape {tuple(labels.shape)} do not fit one label for each of {logits.shape[0]} sentences: "
                 "for several labels at once set config.problem_type='multi_label_classification'."
             )
-        wrong = labels[(labels != IGNORED) & ((labels < 0) | (labels >= logits.shape[-1]))]
-        if len(wrong):
+        outside = (labels != IGNORED) & ((labels < 0) | (labels >= logits.shape[-1]))
+        if _any(outside):
             raise ValueError(
-                f"Label {int(wrong[0])} lies outside the {logits.shape[-1]} labels of the model: set num_labels."
+                f"Label {int(labels[outside][0])} lies outside the {logits.shape[-1]} labels of the model: set "
+                "num_labels."
             )
         return token_cross_entropy(logits, labels.long().view(-1), num_items_in_batch)
     if labels.numel() != logits.numel():
@@ -115,7 +116,7 @@ def sequence_classification_loss(
             f"problem_type={config.problem_type!r}: give each sentence {logits.shape[-1]} numbers."
         )
     targets = labels.view_as(logits).to(logits.dtype)
-    if config.problem_type == "multi_label_classification" and bool(((targets < 0) | (targets > 1)).any()):
+    if config.problem_type == "multi_label_classification" and _any((targets < 0) | (targets > 1)):
         raise ValueError(f"Labels of problem_type={config.problem_type!r} must lie between 0 and 1, one a label.")
     if config.problem_type == "regression":
         losses = (logits - targets).square()
@@ -123,6 +124,11 @@ def sequence_classification_loss(
         weight = None if config.pos_weight is None else logits.new_tensor(config.pos_weight)
         losses = nn.functional.binary_cross_entropy_with_logits(logits, targets, pos_weight=weight, reduction="none")
     return losses.sum() / (losses.numel() if num_items_in_batch is None else num_items_in_batch)
+
+
+def _any(mistakes: torch.Tensor) -> bool:
+    """Whether some label is wrong, which a compiled graph cannot look for."""
+    return not torch.compiler.is_compiling() and bool(mistakes.any())
 
 
 def _guess_problem_type(

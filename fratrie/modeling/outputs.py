@@ -1,6 +1,7 @@
 """What the models return: Hugging Face's outputs, and what a mixture of experts adds to them."""
 
 from dataclasses import dataclass
+from typing import TypedDict
 
 import torch
 from transformers.modeling_outputs import (
@@ -13,6 +14,20 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
     TokenClassifierOutput,
 )
+
+
+class ModelKwargs(TypedDict, total=False):
+    """What every model takes besides its inputs; Hugging Face reads here that attentions can be asked for."""
+
+    output_attentions: bool | None
+    output_hidden_states: bool | int | list[int] | None
+    return_dict: bool | None
+    cu_seq_lens_q: torch.Tensor | None
+    cu_seq_lens_k: torch.Tensor | None
+    max_length_q: int | None
+    max_length_k: int | None
+    seq_idx: torch.Tensor | None
+    shift_labels: torch.Tensor | None
 
 
 @dataclass

@@ -30,4 +30,4 @@ class PatchEmbedding(nn.Module):
                 f"{', '.join(map(str, self.pixels_shape))}): resize them, as the model's image processor does."
             )
         patches_BPD = self.projection(pixel_values.to(self.projection.weight.dtype)).flatten(2).transpose(1, 2)
-        return torch.cat((self.image_token.expand(len(patches_BPD), -1, -1), patches_BPD), dim=1)
+        return torch.cat((self.image_token.expand(patches_BPD.shape[0], -1, -1), patches_BPD), dim=1)

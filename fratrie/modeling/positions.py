@@ -33,7 +33,7 @@ class LearnedPositions(nn.Embedding):
             if longest > most:
                 raise ValueError(
                     f"A text of {longest} tokens is longer than the model's max_position_embeddings={most}: truncate "
-                    "it (truncation=True), or train with more positions."
+                    "it (truncation=True), ask for fewer max_new_tokens, or train with more positions."
                 )
         return super().forward(position_ids_BT + self.offset)
 

@@ -3,7 +3,7 @@
 Shapes: B batch, S positions of the input, T positions of the output, D hidden, V vocabulary.
 """
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import nn
@@ -18,8 +18,8 @@ from .configuration import FratrieConfig, FratrieSeq2SeqConfig
 from .decoder import FratrieDecoderModel
 from .encoder import FratrieEncoderModel
 from .losses import IGNORED, share_of_batch, token_cross_entropy
-from .outputs import FratrieModelOutput, FratrieSeq2SeqLMOutput, FratrieSeq2SeqModelOutput
-from .stack import FratriePreTrainedModel
+from .outputs import FratrieModelOutput, FratrieSeq2SeqLMOutput, FratrieSeq2SeqModelOutput, ModelKwargs
+from .stack import RECORDS, FratriePreTrainedModel
 
 
 class FratrieSeq2SeqPreTrainedModel(FratriePreTrainedModel):
@@ -94,7 +94,9 @@ class FratrieSeq2SeqModel(FratrieSeq2SeqPreTrainedModel):
 
     def __init__(self, config: FratrieSeq2SeqConfig) -> None:
         super().__init__(config)
+        config.check_model_sizes()
         encoder_config, decoder_config = config.stacks
+        decoder_config.cross_attention_hidden_size = encoder_config.hidden_size
         self.encoder = FratrieEncoderModel(encoder_config)
         self.decoder = FratrieDecoderModel(decoder_config)
         self.post_init()
@@ -123,7 +125,7 @@ class FratrieSeq2SeqModel(FratrieSeq2SeqPreTrainedModel):
         decoder_inputs_embeds: torch.Tensor | None = None,
         decoder_position_ids: torch.Tensor | None = None,
         use_cache: bool | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[ModelKwargs],
     ) -> FratrieSeq2SeqModelOutput:
         """Encode the input, unless `encoder_outputs` is given, and decode.
 
@@ -142,10 +144,11 @@ class FratrieSeq2SeqModel(FratrieSeq2SeqPreTrainedModel):
         Returns:
             `last_hidden_state` `(B, T, D)` of the decoder, `cache`, and what was asked for of both stacks.
         """
-        kwargs["return_dict"] = True
+        recorded = {name: getattr(self.config, name) for name in RECORDS if getattr(self.config, name)}
+        options: dict[str, Any] = {**recorded, **kwargs, "return_dict": True}
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
-                input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
+                input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **options
             )
         elif not isinstance(encoder_outputs, BaseModelOutput):
             encoder_outputs = FratrieModelOutput(last_hidden_state=encoder_outputs[0])
@@ -160,7 +163,7 @@ class FratrieSeq2SeqModel(FratrieSeq2SeqPreTrainedModel):
             encoder_hidden_states=encoder_outputs.last_hidden_state,
             encoder_attention_mask=attention_mask,
             use_cache=use_cache,
-            **kwargs,
+            **options,
         )
         return FratrieSeq2SeqModelOutput(
             last_hidden_state=decoder_outputs.last_hidden_state,
@@ -180,6 +183,8 @@ class FratrieSeq2SeqForConditionalGeneration(FratrieSeq2SeqPreTrainedModel, Gene
     """The encoder-decoder with a head that predicts the next token of the output."""
 
     _tied_weights_keys = {"lm_head.weight": "model.encoder.embed_tokens.weight"}  # noqa: RUF012
+    _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
+    _fsdp_plan = {"lm_head": "keep_full_weight"}  # noqa: RUF012
 
     def __init__(self, config: FratrieSeq2SeqConfig) -> None:
         super().__init__(config)
@@ -197,7 +202,9 @@ class FratrieSeq2SeqForConditionalGeneration(FratrieSeq2SeqPreTrainedModel, Gene
         inputs = super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
         mask = kwargs.get("decoder_attention_mask")
         places = (torch.ones_like(input_ids) if mask is None else mask).long().cumsum(-1).sub(1).clamp_min(0)
-        inputs["decoder_position_ids"] = places[:, -inputs["decoder_input_ids"].shape[1] :]
+        places = places[:, -inputs["decoder_input_ids"].shape[1] :]
+        # A view would bring the strides of a longer tensor with every token, for which a compiled graph is made anew.
+        inputs["decoder_position_ids"] = places.clone(memory_format=torch.contiguous_format)
         return inputs
 
     def _supports_default_dynamic_cache(self) -> bool:  # type: ignore[override]
@@ -220,12 +227,16 @@ class FratrieSeq2SeqForConditionalGeneration(FratrieSeq2SeqPreTrainedModel, Gene
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         decoder_input_ids: torch.Tensor | None = None,
+        decoder_attention_mask: Any = None,
         encoder_outputs: Any = None,
         cache: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        decoder_inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
+        use_cache: bool | None = None,
         output_router_logits: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[ModelKwargs],
     ) -> FratrieSeq2SeqLMOutput:
         """Score every token of the vocabulary as the next one of the output.
 
@@ -233,19 +244,23 @@ class FratrieSeq2SeqForConditionalGeneration(FratrieSeq2SeqPreTrainedModel, Gene
             labels: `(B, T)` ids of the output, -100 at padding; without decoder inputs these are made of them.
             output_router_logits: return the router logits of sparse layers.
             num_items_in_batch: number of targets of the global batch, to divide the loss by.
-            input_ids, attention_mask, decoder_input_ids, cache, **kwargs: as for `FratrieSeq2SeqModel`.
+            **kwargs: these and the inputs as for `FratrieSeq2SeqModel`.
 
         Returns:
             `loss`, `logits` `(B, T, V)` and `cache`.
         """
-        if labels is not None and decoder_input_ids is None and kwargs.get("decoder_inputs_embeds") is None:
+        if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
             decoder_input_ids=decoder_input_ids,
+            decoder_attention_mask=decoder_attention_mask,
             encoder_outputs=encoder_outputs,
             cache=cache,
+            inputs_embeds=inputs_embeds,
+            decoder_inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
             output_router_logits=any(
                 stack.needs_router_logits(labels, output_router_logits)
                 for stack in (self.model.encoder, self.model.decoder)
@@ -258,7 +273,7 @@ class FratrieSeq2SeqForConditionalGeneration(FratrieSeq2SeqPreTrainedModel, Gene
             states = states * self.config.stacks[1].hidden_size ** -0.5
         logits = self.lm_head(states)
         encoder_router = self.model.encoder.router_losses(outputs.encoder_router_logits, attention_mask)
-        real_tokens = kwargs.get("decoder_attention_mask")
+        real_tokens = decoder_attention_mask
         if real_tokens is None and labels is not None:
             real_tokens = (labels != IGNORED).flip(1).cumsum(1).flip(1) > 0  # up to the last target
         decoder_router = self.model.decoder.router_losses(outputs.decoder_router_logits, real_tokens)

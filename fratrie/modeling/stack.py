@@ -20,6 +20,7 @@ from transformers.masking_utils import (
     create_causal_mask,
     create_sliding_window_causal_mask,
 )
+from transformers.utils import logging
 from transformers.utils.generic import ModelOutput
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -30,6 +31,7 @@ from .experts import Router, _Experts, load_balancing_loss, router_z_loss
 from .normalization import build_norm
 from .outputs import FratrieModelOutput
 from .packing import PACKED_KWARGS, Packing, find_packing
+from .parallel import cache_of_layers, check_parallelism, held_layers, make_encoder_callable
 from .patches import PatchEmbedding
 from .positions import (
     AlibiPositionBias,
@@ -38,6 +40,8 @@ from .positions import (
     RelativePositionBias,
     SinusoidalPositions,
 )
+
+logger = logging.get_logger(__name__)
 
 
 def _padding_mask(
@@ -59,7 +63,17 @@ _MASKS = {
 }
 
 
+# What a pass records only when it is asked to.
+RECORDS = ("output_attentions", "output_hidden_states")
+
 Output = TypeVar("Output", bound=ModelOutput)
+
+
+class _HasExperts:
+    """Whether an implementation of experts can be set: Hugging Face asks models and classes, only a model knows."""
+
+    def __get__(self, model: "FratriePreTrainedModel | None", owner: type) -> Callable[[], bool]:
+        return partial(bool, model is not None and any(config.num_experts for config in model.stack_configs()))
 
 
 class FratriePreTrainedModel(PreTrainedModel):
@@ -74,10 +88,8 @@ class FratriePreTrainedModel(PreTrainedModel):
     _supports_flex_attn = True
     _supports_attention_backend = True
     _can_compile_fullgraph = True
-    # Rounded to half precision, the bias would choose other experts.
-    _keep_in_fp32_modules_strict = ["selection_bias"]  # noqa: RUF012
     # Hugging Face would look for the experts in the source of the model's own file, where they are not.
-    _can_set_experts_implementation_cached_value = True
+    _can_set_experts_implementation = _HasExperts()
     _can_record_outputs = {  # noqa: RUF012
         "hidden_states": Block,
         "attentions": OutputRecorder(SoftmaxAttention, index=1, layer_name="mixer"),
@@ -130,20 +142,30 @@ class FratriePreTrainedModel(PreTrainedModel):
         """The configuration of each stack of blocks."""
         return (self.config,)
 
+    @classmethod
+    def maybe_distribute_model(cls, model: Any, distributed_config: Any, mesh_manager: Any) -> Any:
+        """Split a model over devices (see Hugging Face's method, which `from_pretrained` calls).
+
+        Raises:
+            ValueError: for a field that cannot be split as asked.
+        """
+        if mesh_manager is not None:
+            check_parallelism(model, distributed_config, model.stack_configs())
+        model = super().maybe_distribute_model(model, distributed_config, mesh_manager)
+        return make_encoder_callable(model)
+
     def activation_checkpointing_enable(
         self, activation_checkpointing_kwargs: dict[str, Any] | None = None, *args: Any, **kwargs: Any
     ) -> None:
         """Recompute activations in the backward pass (see Hugging Face's method).
 
-        Raises:
-            ValueError: for re-entrant checkpointing of sparse layers: their balancing losses would lose the gradient.
+        Sparse layers are never checkpointed in the re-entrant way: their balancing losses would lose the gradient.
         """
-        reentrant = (activation_checkpointing_kwargs or {}).get("use_reentrant", False)
-        if reentrant and any(config.num_experts for config in self.stack_configs()):
-            raise ValueError(
-                "use_reentrant=True hides the router from its balancing losses: leave it out, or set it to False."
-            )
-        super().activation_checkpointing_enable(activation_checkpointing_kwargs, *args, **kwargs)
+        options = dict(activation_checkpointing_kwargs or {})
+        if options.get("use_reentrant") and any(config.num_experts for config in self.stack_configs()):
+            logger.warning_once("use_reentrant=True would hide the router from its balancing losses: set to False.")
+            options["use_reentrant"] = False
+        super().activation_checkpointing_enable(options or None, *args, **kwargs)
 
     def _flash_attn_can_dispatch(self, *args: Any, **kwargs: Any) -> bool:
         for config in self.stack_configs():
@@ -162,7 +184,7 @@ class FratriePreTrainedModel(PreTrainedModel):
                 f"experts_implementation='grouped_mm' needs sizes that are multiples of 8, not {sizes}: "
                 "use 'eager' or 'batched_mm'."
             )
-        return super()._grouped_mm_can_dispatch()
+        return not sparse or super()._grouped_mm_can_dispatch()  # one of two stacks may have no experts
 
     def router_losses(
         self, router_logits: tuple[torch.Tensor, ...] | None, attention_mask: torch.Tensor | None
@@ -172,7 +194,7 @@ class FratriePreTrainedModel(PreTrainedModel):
             return None, None
         mask = None
         if isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 2:
-            mask = attention_mask[:, -(len(router_logits[0]) // len(attention_mask)) :]  # without the past
+            mask = attention_mask[:, -(router_logits[0].shape[0] // attention_mask.shape[0]) :]  # without the past
         balance = load_balancing_loss(router_logits, self.config.num_experts_per_tok, mask)
         return balance, router_z_loss(router_logits, mask)
 
@@ -225,6 +247,10 @@ class FratrieStack(FratriePreTrainedModel):
 
     def __init__(self, config: FratrieConfig) -> None:
         super().__init__(config)
+        config.check_model_sizes()
+        if "sparse" in (config.mlp_layer_types or []) and config.router_selection_bias:
+            # Rounded to half precision, the bias would choose other experts.
+            self._keep_in_fp32_modules_strict = ["selection_bias"]
         norm = partial(build_norm, size=config.hidden_size, eps=config.norm_eps, bias=config.norm_bias)
         types = getattr(config, "type_vocab_size", 0)
         self.embed_tokens: nn.Embedding | PatchEmbedding
@@ -262,6 +288,11 @@ class FratrieStack(FratriePreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
+    @property
+    def held_types(self) -> list[str]:
+        """The types of the layers that this device holds."""
+        return [self.layer_types[index] for index in held_layers(self.layers)]
+
     def embed(
         self,
         input_ids: torch.Tensor | None,
@@ -269,7 +300,13 @@ class FratrieStack(FratriePreTrainedModel):
         token_type_ids: torch.Tensor | None,
         position_ids: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Token embeddings (scaled) + positions + token types, normed: `(B, T, D)`."""
+        """Token embeddings (scaled) + positions + token types, normed: `(B, T, D)`.
+
+        A later stage of a pipeline receives what the layers before it made in the place of the embeddings.
+        """
+        if 0 not in held_layers(self.layers):
+            assert inputs_embeds is not None
+            return inputs_embeds
         hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if self.config.scale_embeddings:
             hidden_states = hidden_states * math.sqrt(self.config.hidden_size)
@@ -279,7 +316,7 @@ class FratrieStack(FratriePreTrainedModel):
             if token_type_ids is None:
                 token_type_ids = torch.zeros(hidden_states.shape[:2], dtype=torch.long, device=hidden_states.device)
             hidden_states = hidden_states + self.embed_token_types(token_type_ids)
-        elif token_type_ids is not None and bool(token_type_ids.any()):
+        elif token_type_ids is not None and not torch.compiler.is_compiling() and bool(token_type_ids.any()):
             raise ValueError("token_type_ids given, but the model has none: set type_vocab_size in its configuration.")
         return self.embedding_dropout(self.embedding_norm(hidden_states))
 
@@ -306,15 +343,15 @@ class FratrieStack(FratriePreTrainedModel):
                     "cu_seq_lens_q tell: leave them out, or compile without fullgraph."
                 )
             return None
+        # `output_hidden_states` may be the number of a layer, such as 0.
+        recorded = {name: kwargs.get(name, getattr(self.config, name)) not in (None, False) for name in RECORDS}
         packing = find_packing(
-            shape,
-            attention_mask,
-            position_ids,
-            hints["cu_seq_lens_q"],
-            one_group=bool(kwargs.get("output_attentions", self.config.output_attentions)),
+            shape, attention_mask, position_ids, hints["cu_seq_lens_q"], one_group=recorded["output_attentions"]
         )
         if packing is None or packing.has_packed_rows:
             return packing
+        if any(recorded.values()) and torch.is_grad_enabled():
+            return None  # what is recorded shall be part of the graph, so that it gets its gradient
         # Over a hole, a window or a position bias counts a distance that unpadding would close.
         return packing if self.config.unpad_inputs and not packing.has_holes else None
 
@@ -345,13 +382,14 @@ class FratrieStack(FratriePreTrainedModel):
             self.config, states, attention_mask, cache=cache, position_ids=position_ids
         )
 
-    def build_bias(self, layer_type: str, length: int, cache: Cache | None = None) -> torch.Tensor | None:
+    def build_bias(
+        self, layer_type: str, length: int, device: torch.device, cache: Cache | None = None
+    ) -> torch.Tensor | None:
         """Position bias `(1, H, T, S)` of a layer type; positions are places in the row, of which only the distance
         counts."""
         if self.position_bias is None:
             return None
-        device = self.device
-        layer_idx = self.layer_types.index(layer_type)
+        layer_idx = self.held_types.index(layer_type)
         offset, (keys, key_offset) = 0, (length, 0)
         if cache is not None:
             offset, (keys, key_offset) = (
@@ -360,6 +398,16 @@ class FratrieStack(FratriePreTrainedModel):
             )
         queries = torch.arange(length, device=device) + offset
         return self.position_bias(queries, torch.arange(keys, device=device) + key_offset)
+
+    def build_biases(
+        self, layer_type: str, lengths: list[int], device: torch.device, cache: Cache | None = None
+    ) -> list[torch.Tensor]:
+        """Position bias for rows of each of these lengths; an empty list where the model has none.
+
+        The device is that of the states: weights that are kept elsewhere, or on disk, do not tell it.
+        """
+        biases = [self.build_bias(layer_type, length, device, cache) for length in lengths]
+        return [bias for bias in biases if bias is not None]
 
     def rotations(
         self, hidden_states: torch.Tensor, position_ids: torch.Tensor | None
@@ -376,17 +424,21 @@ class FratrieStack(FratriePreTrainedModel):
         hidden_states: torch.Tensor,
         position_ids: torch.Tensor | None,
         masks: dict[str, Any],
-        biases: dict[str, Any],
+        biases: dict[str, list[torch.Tensor]],
+        encoder_hidden_states: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> FratrieModelOutput:
         """Pass embedded tokens `(B, T, D)` through the blocks; `masks` and `biases` by layer type."""
         turns = self.rotations(hidden_states, position_ids)
-        for layer, layer_type in zip(self.layers, self.layer_types, strict=True):
-            hidden_states = layer(
+        # Early exit (Elhoushi et al. 2024) lowers the number of layers for a while.
+        for index in held_layers(self.layers[: self.config.num_hidden_layers]):
+            layer_type = self.layer_types[index]
+            hidden_states = self.layers[index](
                 hidden_states,
+                encoder_hidden_states,
+                *biases[layer_type],
                 position_embeddings=turns[layer_type],
                 attention_mask=masks[layer_type],
-                position_bias=biases[layer_type],
                 **kwargs,
             )
         return FratrieModelOutput(last_hidden_state=self.norm(hidden_states))
@@ -398,11 +450,14 @@ class FratrieStack(FratriePreTrainedModel):
         **kwargs: Any,
     ) -> FratrieModelOutput:
         """Embed and run the real tokens of a batch alone; the outputs come back in the caller's form."""
+        if inputs["input_ids"] is not None:
+            # Looked up in the caller's form, which tools that hook the embedding expect of its output.
+            inputs = {**inputs, "input_ids": None, "inputs_embeds": self.embed_tokens(inputs["input_ids"])}
         packed = {name: None if x is None else packing.pack(x) for name, x in inputs.items()}
         position_ids = packing.positions_N.unsqueeze(0)
         hidden_states = self.embed(**packed, position_ids=position_ids)
         masks, biases = {}, {}
-        for layer_type in set(self.layer_types):
+        for layer_type in set(self.held_types):
             # A causal kernel never looks at the padding after a document; others need the mask.
             causal = self.config.is_causal_stack
             masks[layer_type] = [
@@ -413,7 +468,8 @@ class FratrieStack(FratriePreTrainedModel):
                 )
                 for group in packing.groups
             ]
-            biases[layer_type] = [self.build_bias(layer_type, group.mask_GL.shape[1]) for group in packing.groups]
+            lengths = [group.mask_GL.shape[1] for group in packing.groups]
+            biases[layer_type] = self.build_biases(layer_type, lengths, hidden_states.device)
         outputs = self.run(hidden_states, position_ids, masks, biases, packing=packing, **kwargs)
         packing.restore(outputs)
         return outputs
@@ -428,12 +484,17 @@ class FratrieStack(FratriePreTrainedModel):
     ) -> FratrieModelOutput:
         """Embed and run the rows of a batch as they are, padding included, after the past in `cache`."""
         states = next(x for x in (inputs["input_ids"], inputs["inputs_embeds"]) if x is not None)
-        positions = self.default_positions(states, attention_mask, cache) if position_ids is None else position_ids
+        past = None if cache is None else cache_of_layers(cache, held_layers(self.layers))
+        positions = self.default_positions(states, attention_mask, past) if position_ids is None else position_ids
         hidden_states = self.embed(**inputs, position_ids=positions)
-        types = set(self.layer_types)
-        masks = {kind: self.build_mask(kind, hidden_states, attention_mask, cache, position_ids) for kind in types}
-        biases = {kind: self.build_bias(kind, hidden_states.shape[1], cache) for kind in types}
-        return self.run(hidden_states, positions, masks, biases, cache=cache, **kwargs)
+        types = set(self.held_types)
+        masks = {kind: self.build_mask(kind, hidden_states, attention_mask, past, position_ids) for kind in types}
+        device, lengths = hidden_states.device, [hidden_states.shape[1]]
+        biases = {kind: self.build_biases(kind, lengths, device, past) for kind in types}
+        outputs = self.run(hidden_states, positions, masks, biases, cache=cache, **kwargs)
+        if cache is None and isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 2:
+            blank_padding(outputs, attention_mask)
+        return outputs
 
 
 def _model_type_of(name: str | os.PathLike[str], kwargs: dict[str, Any]) -> str:
@@ -444,6 +505,25 @@ def _model_type_of(name: str | os.PathLike[str], kwargs: dict[str, Any]) -> str:
     except OSError:
         return ""
     return fields.get("model_type", "")
+
+
+def blank_padding(outputs: FratrieModelOutput, attention_mask: torch.Tensor) -> None:
+    """Set the states at padding to zero, in place, as they come out of a pass of real tokens alone.
+
+    With gradients the recorded states stay what they are in the graph, all but the last.
+    """
+    assert outputs.last_hidden_state is not None
+    length = outputs.last_hidden_state.shape[1]
+    padding = attention_mask.to(outputs.last_hidden_state.device)[:, -length:, None] == 0
+    outputs.last_hidden_state = outputs.last_hidden_state.masked_fill(padding, 0.0)
+    if outputs.hidden_states is None:
+        return
+    states = list(outputs.hidden_states)
+    if not torch.is_grad_enabled():
+        states = [None if state is None else state.masked_fill(padding, 0.0) for state in states]
+    if states[-1] is not None:
+        states[-1] = outputs.last_hidden_state
+    outputs.hidden_states = tuple(states)
 
 
 def past_length(cache: Cache) -> int | torch.Tensor:

@@ -56,6 +56,7 @@ _FREE_OPTIONS = {
     *("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "save_steps", "save_total_limit"),
     *("eval_strategy", "eval_steps", "per_device_eval_batch_size", "early_stopping_patience"),
     *("logging_steps", "report_to", "disable_progress", "dataloader_num_workers", "find_unused_parameters"),
+    "export_code",
 }
 # Entries of a config that Hugging Face fills in when it saves or loads.
 _FREE_CONFIG = {

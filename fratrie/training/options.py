@@ -60,6 +60,10 @@ class TrainingOptions:
     resume_from_checkpoint: str | None = field(
         default=None, metadata={"help": "Checkpoint folder to go on from, or `last` for the newest one."}
     )
+    export_code: bool = field(
+        default=False,
+        metadata={"help": "Put the model's code into the folder, to be loaded without fratrie (trust_remote_code)."},
+    )
     logging_steps: int = field(default=10, metadata={"help": "Steps between log records."})
     report_to: Literal["tensorboard", "none"] = field(
         default="tensorboard", metadata={"help": "Tracker; its files go to `<output_dir>/logs`."}
