@@ -87,7 +87,8 @@ class _Continuation(nn.Module):
         input_ids, attention_mask, *past = inputs
         cache = DynamicCache(list(zip(past[::2], past[1::2], strict=True)))
         logits = self.model(input_ids, attention_mask=attention_mask, cache=cache).logits
-        return logits, *(part for layer in cache.layers for part in (layer.keys, layer.values))
+        layers: list[Any] = cache.layers
+        return logits, *[part for layer in layers for part in (layer.keys, layer.values)]
 
 
 def _example(model: FratriePreTrainedModel) -> tuple[dict[str, torch.Tensor], tuple[dict[int, str], ...]]:

@@ -49,7 +49,8 @@ class Block(GradientCheckpointingLayer):
 
     def join(self, residual: torch.Tensor, branch: torch.Tensor, output_norm: nn.Module) -> torch.Tensor:
         """Add a branch to the residual stream; the only place that knows where the output norm acts."""
-        branch = self.dropout(branch)
+        if self.training:
+            branch = self.dropout(branch)
         if self.norm_after_residual:
             return output_norm(residual + branch)
         return residual + output_norm(branch)

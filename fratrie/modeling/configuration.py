@@ -104,7 +104,8 @@ class ConfigOfCarriedCode(PreTrainedConfig):
         """Write config.json (see Hugging Face's method)."""
         names = ("auto_map", "custom_pipelines")
         said: dict[str, Any] = {name: vars(self).pop(name) for name in names if name in vars(self)}
-        if lost := super().to_dict().keys() - self.to_dict().keys():
+        # Trainer sets `use_cache` of every model.
+        if lost := super().to_dict().keys() - self.to_dict().keys() - {"use_cache"}:
             logger.warning("%s are no fields of %s, and not saved.", ", ".join(sorted(lost)), type(self).__name__)
         folder = Path(save_directory)
         for name, entries in said.items():
@@ -331,9 +332,7 @@ class FratrieConfig(ConfigOfCarriedCode):
             self.layer_types = ["full_attention"] * self.num_hidden_layers
         if self.mlp_layer_types is None:
             self.mlp_layer_types = ["sparse" if self.num_experts else "dense"] * self.num_hidden_layers
-        if (
-            self.router_aux_loss_coef is None
-        ):  # trl asks by it for router logits, which a dense model lacks
+        if self.router_aux_loss_coef is None:  # trl asks by it for router logits, which a dense model lacks
             self.router_aux_loss_coef = 0.01 if "sparse" in self.mlp_layer_types else 0.0
         super().__post_init__(**kwargs)
         if not rotary:  # Hugging Face fills in a default wherever the field exists.
@@ -837,7 +836,8 @@ class FratrieSeq2SeqConfig(ConfigOfCarriedCode):
         return self._join("base_model_fsdp_plan")
 
     def _join(self, name: str) -> Plan:
-        plans = {stack: getattr(config, name) or {} for stack, config in zip(("encoder", "decoder"), self.stacks)}
+        encoder, decoder = self.stacks
+        plans = {"encoder": getattr(encoder, name) or {}, "decoder": getattr(decoder, name) or {}}
         return {f"{stack}.{key}": style for stack, plan in plans.items() for key, style in plan.items()}
 
     def validate_architecture(self) -> None:

@@ -113,7 +113,7 @@ class FratrieDecoderForCausalLM(FratriePreTrainedModel, GenerationMixin):
     config: FratrieDecoderConfig
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
     _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
-    _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}  # noqa: RUF012
+    _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}  # type: ignore[dict-item]  # noqa: RUF012
     _fsdp_plan = {"lm_head": "keep_full_weight"}  # noqa: RUF012
 
     def __init__(self, config: FratrieDecoderConfig) -> None:
@@ -144,12 +144,20 @@ class FratrieDecoderForCausalLM(FratriePreTrainedModel, GenerationMixin):
         """Leave the past out of the mask where all layers are linear (see Hugging Face's method).
 
         Their states have taken it in, and a mask that grows would make a compiled graph anew for every token.
+
+        Raises:
+            ValueError: for a past whose length is unknown.
         """
         inputs = super().prepare_inputs_for_generation(input_ids, *args, inputs_embeds=inputs_embeds, **kwargs)
-        mask = inputs.get("attention_mask")
-        if set(self.model.layer_types) == {"linear_attention"} and isinstance(mask, torch.Tensor) and mask.ndim == 2:
-            tokens = inputs["input_ids"] if inputs.get("inputs_embeds") is None else inputs["inputs_embeds"]
-            inputs["attention_mask"] = mask[:, -tokens.shape[1] :].clone(memory_format=torch.contiguous_format)
+        if set(self.model.layer_types) != {"linear_attention"}:
+            return inputs
+        tokens = inputs["input_ids"] if inputs.get("inputs_embeds") is None else inputs["inputs_embeds"]
+        mask, cache, length = inputs.get("attention_mask"), kwargs.get("cache"), tokens.shape[1]
+        if kwargs.get("is_first_iteration") and cache is not None and cache.has_previous_state():
+            # A mask without padding is dropped before, and has left positions of its length.
+            _refuse_unknown_past(kwargs.get("position_ids") if mask is None else mask, length)
+        if isinstance(mask, torch.Tensor) and mask.ndim == 2:
+            inputs["attention_mask"] = mask[:, -length:].clone(memory_format=torch.contiguous_format)
         return inputs
 
     @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
@@ -210,6 +218,14 @@ class FratrieDecoderForCausalLM(FratriePreTrainedModel, GenerationMixin):
             attention_mask,
             cache=outputs.cache,
             cross_attentions=outputs.cross_attentions,
+        )
+
+
+def _refuse_unknown_past(all_tokens: torch.Tensor | None, length: int) -> None:
+    if all_tokens is None or all_tokens.shape[1] == length:
+        raise ValueError(
+            "The states of linear attention do not know how many tokens they have seen: to go on from a cache, give "
+            "the new tokens as input_ids, and the attention_mask of all tokens."
         )
 
 

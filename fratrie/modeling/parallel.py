@@ -56,8 +56,9 @@ class SharedByHeads(TensorParallelLayer):
             module._parameters.update(weights)
 
 
-ParallelInterface.register("own_heads", OwnHeads())
-ParallelInterface.register("shared_by_heads", SharedByHeads())
+# The registry holds instances, whatever its annotation says.
+ParallelInterface.register("own_heads", OwnHeads())  # type: ignore[arg-type]
+ParallelInterface.register("shared_by_heads", SharedByHeads())  # type: ignore[arg-type]
 
 
 def check_parallelism(model: Any, distributed: DistributedConfig, configs: tuple[FratrieConfig, ...]) -> None:
@@ -75,11 +76,11 @@ def check_parallelism(model: Any, distributed: DistributedConfig, configs: tuple
         for name, value in sizes.items():
             if value % size:
                 raise ValueError(f"tp_size={size} does not divide {name}={value}: use a tp_size that does.")
-    shared_keys = {config.head_dim for config in configs}
-    if size > 1 and len(shared_keys) > 1 and any(config.kv_lora_rank is not None for config in configs):
+    head_dims = [config.head_dim for config in configs]
+    if size > 1 and len(set(head_dims)) > 1 and any(config.kv_lora_rank is not None for config in configs):
         raise ValueError(
-            f"Hugging Face splits latent attention by one head_dim, but encoder and decoder have {sorted(shared_keys)}: "
-            "make them equal, or use tp_size=1."
+            f"tp_size={size}: Hugging Face splits latent attention by one head_dim, but encoder and decoder have "
+            f"head_dim={head_dims}: make them equal."
         )
     if (distributed.pp_size or 1) > 1 and "lm_head" not in model.pp_plan:
         raise ValueError(
@@ -93,7 +94,8 @@ def make_encoder_callable(model: Any) -> Any:
 
     Without it the encoder misses the weights that belong to no layer (Hugging Face's T5 fails so).
     """
-    if isinstance(model, FSDPModule) and model.config.is_encoder_decoder and model.can_generate():
+    sharded = isinstance(model, FSDPModule)
+    if sharded and model.config.is_encoder_decoder and model.can_generate():
         register_fsdp_forward_method(model, "_prepare_text_encoder_decoder_kwargs_for_generation")
     return model
 

@@ -111,14 +111,15 @@ def rotate(
     Number i forms a pair with number i + R/2, as in Hugging Face's Llama. Interleaved pairs are neighbours instead;
     they come out in the order of the other form, which scores do not feel, since queries and keys share it.
     """
-    cos, sin = (part.unsqueeze(1) for part in position_embeddings)
-    rotated = cos.shape[-1]
-    turned, rest = x_BHTC[..., :rotated], x_BHTC[..., rotated:]
+    rotated = position_embeddings[0].shape[-1]
+    if rotated < x_BHTC.shape[-1]:
+        turned = rotate(x_BHTC[..., :rotated], position_embeddings, interleaved)
+        return torch.cat((turned, x_BHTC[..., rotated:]), dim=-1)
     if interleaved:
-        turned = torch.cat((turned[..., ::2], turned[..., 1::2]), dim=-1)
-    first, second = turned.chunk(2, dim=-1)
-    turned = turned * cos + torch.cat((-second, first), dim=-1) * sin
-    return turned if rest.shape[-1] == 0 else torch.cat((turned, rest), dim=-1)
+        x_BHTC = torch.cat((x_BHTC[..., ::2], x_BHTC[..., 1::2]), dim=-1)
+    cos, sin = (part.unsqueeze(1) for part in position_embeddings)
+    first, second = x_BHTC.chunk(2, dim=-1)
+    return x_BHTC * cos + torch.cat((-second, first), dim=-1) * sin
 
 
 class RelativePositionBias(nn.Module):

@@ -97,7 +97,8 @@ class TextPipeline(Pipeline):
             save_directory: a folder, made where there is none.
             with_code: also save the code of this pipeline and note it in the config. Such a folder names its own
                 task, `pipeline(model=save_directory, trust_remote_code=True)`, and needs no fratrie for its
-                pipeline, but Hugging Face loads it with `trust_remote_code=True` only.
+                pipeline, but Hugging Face loads it with `trust_remote_code=True` only. (`fratrie.export_code` adds the
+                code of a model of fratrie, with its pipeline.)
             **kwargs: for the `save_pretrained` of model and tokenizer.
         """
         # The config speaks of code only where it is written beside that code.

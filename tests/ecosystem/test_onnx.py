@@ -50,6 +50,15 @@ def test_a_classifier_of_images_gives_the_same_logits(tmp_path):
     np.testing.assert_allclose(found, model(images).logits.detach().numpy(), atol=1e-4)
 
 
+def test_the_encoder_of_an_encoder_decoder_gives_the_same_states(tmp_path):
+    encoder = case_of(SEQ2SEQ, "llama").build().get_encoder()
+    ids, mask = pad(documents((7, 4)), "left")
+    (found,) = run(session(encoder, tmp_path), {"input_ids": ids, "attention_mask": mask})
+    with torch.no_grad():
+        states = encoder(ids, attention_mask=mask).last_hidden_state
+    np.testing.assert_allclose(found[mask.bool()], states[mask.bool()], atol=1e-4)
+
+
 @pytest.mark.parametrize("name", ["sliding_alibi", "mixtral"])
 def test_a_decoder_continues_texts_like_generate(tmp_path, name):
     """Greedy decoding from an empty cache, one token a step; a window, a position bias, grouped heads and experts."""

@@ -236,6 +236,10 @@ def test_what_cannot_be_exported_is_said(tmp_path):
     encoder = case_of("encoder").build("base")
     with pytest.raises(ValueError, match="Derived is none of"):
         fratrie.export_code(Derived(encoder.config), tmp_path)
+    sharded = type("FSDPFratrieEncoderModel", (fratrie.FratrieEncoderModel,), {})  # what torch's fully_shard makes
+    fratrie.export_code(sharded(encoder.config), tmp_path / "sharded")
+    assert encoder.config.auto_map["AutoModel"] == "encoder.FratrieEncoderModel"
+    shutil.rmtree(tmp_path / "sharded")
     bert.config.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="holds a 'bert' model, not the 'fratrie_encoder' that"):
         fratrie.export_code(encoder, tmp_path)

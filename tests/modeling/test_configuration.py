@@ -12,6 +12,7 @@ from fratrie import (
     FratrieDecoderConfig,
     FratrieDecoderForCausalLM,
     FratrieDecoderForSequenceClassification,
+    FratrieDecoderModel,
     FratrieEncoderConfig,
     FratrieEncoderForImageClassification,
     FratrieEncoderForMaskedLM,
@@ -19,6 +20,7 @@ from fratrie import (
     FratrieEncoderModel,
     FratrieSeq2SeqConfig,
     FratrieSeq2SeqForConditionalGeneration,
+    FratrieSeq2SeqModel,
     norm_slots,
 )
 from fratrie.modeling.configuration import FratrieConfig
@@ -411,11 +413,12 @@ SLIDES = {"layer_types": ["full_attention", "sliding_attention"], "sliding_windo
 CONTRADICTIONS = [
     *(
         ({name: value}, rf"{name}={value} must be at least 1")
-        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim",
+        for name in ("num_hidden_layers", "num_attention_heads", "head_dim",
                      "num_key_value_heads", "intermediate_size", "max_position_embeddings",
                      "linear_chunk_size")
         for value in (0, -4)
     ),
+    *(({name: -4}, rf"{name}=-4 must be at least") for name in ("vocab_size", "hidden_size")),
     *(
         ({name: value}, rf"{name}={value} must lie in \[0, 1\)")
         for name in ("embedding_dropout", "hidden_dropout", "attention_dropout", "activation_dropout",
@@ -582,8 +585,6 @@ def test_rotary_parameters_may_be_one_set_a_layer_type(config_class, tmp_path):
 
 
 SEQ2SEQ_CONTRADICTIONS = [
-    ({"decoder": {"hidden_size": 32}}, r"share_embeddings=True.*\(30, 16\) and \(30, 32\).*share_embeddings=False"),
-    ({"encoder": {"vocab_size": 31}}, r"\(31, 16\) and \(30, 16\)"),
     ({"decoder": {"add_cross_attention": False}}, r"add_cross_attention=False.*attends the encoder"),
     ({"hidden_dropout": 1.5}, r"hidden_dropout=1.5 must lie in"),
     ({"pad_token_id": 30}, r"pad_token_id=30 lies outside"),
@@ -600,11 +601,28 @@ def test_contradictions_between_the_stacks_are_refused(settings, message):
         FratrieSeq2SeqConfig(**{**base, **settings})
 
 
+UNBUILDABLE = [
+    (FratrieEncoderModel, {"vocab_size": 0}, r"vocab_size=0 must be at least 1"),
+    (FratrieDecoderModel, {"hidden_size": 0}, r"hidden_size=0 must be at least 1"),
+    (FratrieSeq2SeqModel, {"decoder": {"hidden_size": 32}},
+     r"share_embeddings=True.*\(30, 16\) and \(30, 32\).*share_embeddings=False"),
+    (FratrieSeq2SeqModel, {"encoder": {"vocab_size": 31}}, r"\(31, 16\) and \(30, 16\)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("model_class, settings, message", UNBUILDABLE, ids=str)
+def test_sizes_that_only_a_configuration_may_have_are_refused_when_a_model_is_built(model_class, settings, message):
+    base = {name: value for name, value in TINY.items() if name != "num_labels"}
+    config = model_class.config_class(**{**base, **settings})
+    with pytest.raises(ValueError, match=message):
+        model_class(config)
+
+
 @pytest.mark.parametrize("config_class", [FratrieEncoderConfig, FratrieDecoderConfig])
 def test_a_contradiction_made_later_is_refused_on_saving(config_class, tmp_path):
     config = config_class(**TINY)
-    config.sliding_window = 4
-    with pytest.raises(Exception, match="sliding_window=4 has no use"):
+    config.num_shared_experts = 1
+    with pytest.raises(Exception, match="num_shared_experts=1"):
         config.save_pretrained(tmp_path)
 
 

@@ -320,8 +320,12 @@ def test_packed_rows_into_a_given_cache_are_refused():
 
 
 @cases
+@torch.no_grad()
 def test_all_outputs_return_in_the_callers_form(causal, name):
-    """Hidden states, attention weights and router logits of a padded batch, unpadded or not."""
+    """Hidden states, attention weights and router logits of a padded batch, unpadded or not.
+
+    Without gradients: with them, rows are kept as they are where states are recorded.
+    """
     ids, mask = torch.randint(1, VOCAB, (3, 6)), torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6, [1, 1, 1, 0, 0, 0]])
     options = {"output_hidden_states": True, "output_attentions": True, "output_router_logits": True}
     if causal:

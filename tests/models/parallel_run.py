@@ -48,7 +48,8 @@ def generation(models: list[Any], inputs: dict[str, torch.Tensor]) -> Any:
     settings = {"max_new_tokens": NEW, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
     settings |= {"eos_token_id": None, "pad_token_id": 0, "decoder_start_token_id": 0}
     one, other = (model.generate(**prompt, **settings) for model in models)
-    return [torch.equal(one.sequences, other.sequences), difference(torch.stack(one.logits), torch.stack(other.logits))]
+    scores = difference(torch.stack(one.logits), torch.stack(other.logits))
+    return [torch.equal(one.sequences, other.sequences), scores]
 
 
 @torch.no_grad()

@@ -645,7 +645,9 @@ def test_a_step_compiled_in_one_graph_has_equal_gradients(subject: Subject):
     close({name: x.grad for name, x in model.named_parameters() if x.grad is not None}, expected, 1e-4)
 
 
-@pytest.mark.parametrize("subject", [s for s in SPREAD if s in PLAIN or "deepseek" in s.name], ids=str)
+@pytest.mark.parametrize(
+    "subject", [s for s in SPREAD if s in PLAIN or str(s) == "decoder-deepseek_router-language_model"], ids=str
+)
 @torch.no_grad()
 def test_every_class_is_exported_with_equal_outputs(subject: Subject):
     model = subject.build()

@@ -221,7 +221,7 @@ def test_decision_weighs_the_next_token(tmp_path):
     assert type(pipe.model) is type(model)
     request = {"state": TEXTS[0], "questions": {"chante": {"type": "noul", "instructions": "Chante-t-elle ?"}}}
     ((inputs, _),) = pipe.decision_config.prepare_inputs(request, tokenizer)
-    yes, no = logits_of(model, tokenizer, tokenizer.decode(inputs["input_ids"][0]))[-1][
-        tokenizer.convert_tokens_to_ids(["Yes", "No"])
-    ]
+    with torch.no_grad():
+        logits = model(inputs["input_ids"]).logits[0, -1]
+    yes, no = logits[tokenizer.convert_tokens_to_ids(["Yes", "No"])]
     assert pipe(request)["chante"]["noul"] == pytest.approx((yes - no).sigmoid().item(), abs=1e-5)
