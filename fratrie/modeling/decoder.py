@@ -19,7 +19,7 @@ from .heads import ClassificationHead, find_real_tokens, pool
 from .losses import sequence_classification_loss, share_of_batch, shift_labels, token_cross_entropy
 from .outputs import FratrieCausalLMOutput, FratrieModelOutput, FratrieSequenceClassifierOutput, ModelKwargs
 from .packing import Packing, find_packing
-from .stack import FratriePreTrainedModel, FratrieStack, input_shape
+from .stack import FratriePreTrainedModel, FratrieStack, input_shape, require_mask_function
 
 
 class FratrieDecoderModel(FratrieStack):
@@ -79,6 +79,7 @@ class FratrieDecoderModel(FratrieStack):
         if encoder_hidden_states is not None:
             packing = self._refuse_packed_rows(packing)
             options["encoder_hidden_states"] = encoder_hidden_states
+            require_mask_function(self.config, encoder_attention_mask)
             options["encoder_attention_mask"] = create_bidirectional_mask(
                 self.config,
                 encoder_hidden_states.new_empty(*shape, 1),

@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
 from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.masking_utils import (
+    AttentionMaskInterface,
     create_bidirectional_mask,
     create_bidirectional_sliding_window_mask,
     create_causal_mask,
@@ -378,6 +379,7 @@ class FratrieStack(FratriePreTrainedModel):
         """The mask of a layer type in the form that the attention implementation takes."""
         if isinstance(attention_mask, dict):
             return attention_mask[layer_type]
+        require_mask_function(self.config, attention_mask)
         return _MASKS[layer_type, self.config.is_causal_stack](
             self.config, states, attention_mask, cache=cache, position_ids=position_ids
         )
@@ -524,6 +526,20 @@ def blank_padding(outputs: FratrieModelOutput, attention_mask: torch.Tensor) -> 
     if states[-1] is not None:
         states[-1] = outputs.last_hidden_state
     outputs.hidden_states = tuple(states)
+
+
+def require_mask_function(config: FratrieConfig, attention_mask: Any) -> None:
+    """Refuse padding `(B, T)` for a registered attention that has no mask function: it would silently see it.
+
+    Raises:
+        ValueError: for an attention implementation that is not registered with `AttentionMaskInterface`.
+    """
+    name = config._attn_implementation
+    if isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 2 and name not in AttentionMaskInterface():
+        raise ValueError(
+            f"attn_implementation={name!r} has no mask function, so it would attend padding: register one, for "
+            f"example AttentionMaskInterface.register({name!r}, sdpa_mask)."
+        )
 
 
 def past_length(cache: Cache) -> int | torch.Tensor:

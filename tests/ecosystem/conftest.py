@@ -1,21 +1,10 @@
-"""Makes `combinations` importable for the ecosystem tests, and keeps them quiet, offline and on one thread."""
-
-import os
-import sys
-from pathlib import Path
-
-os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["TOKENIZERS_PARALLELISM"] = "false"
-sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
+"""Tokenizers and tiny configurations for the tests of other tools."""
 
 import datasets
 import pytest
-import torch
-import transformers
 
 from fratrie.tokenization import train_byte_level_bpe, with_sibling
 
-transformers.utils.logging.disable_progress_bar()
 datasets.disable_progress_bars()
 
 TEXTS = [
@@ -32,15 +21,6 @@ SIZES = {
     "max_position_embeddings": 64,
     "initializer_range": 0.3,  # random weights whose outputs differ between texts
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread_and_seed():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

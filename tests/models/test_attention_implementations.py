@@ -306,6 +306,20 @@ def test_an_implementation_of_ones_own_is_called_with_its_own_masks(case: Case):
     assert calls
 
 
+@pytest.mark.parametrize("case", cases(names=("default", "padding_kept")), ids=str)
+@torch.no_grad()
+def test_padding_is_refused_for_an_attention_without_a_mask_function(case: Case):
+    """Hugging Face would hand it no mask at all."""
+    AttentionInterface.register("maskless", ALL_ATTENTION_FUNCTIONS["sdpa"])
+    try:
+        model = case.build(attn_implementation="maskless")
+        kwargs = {} if case.sibling == ENCODER else {"use_cache": True}
+        with pytest.raises(ValueError, match=r"'maskless' has no mask function.*AttentionMaskInterface.register"):
+            model(**padded_inputs(case.sibling), **kwargs)
+    finally:
+        del AttentionInterface._global_mapping["maskless"]
+
+
 @pytest.mark.parametrize("case", cases(names=("default", "all_mixers")), ids=str)
 @torch.no_grad()
 def test_the_implementation_can_be_changed_and_only_eager_gives_weights(case: Case):
