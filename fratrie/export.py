@@ -43,7 +43,7 @@ def export_code(model: PreTrainedModel, folder: str | PathLike[str]) -> None:
             shutil.copyfile(file, folder / file.name)
     with open(folder / model_code.name, "a", encoding="utf-8") as code:
         code.writelines(_travelling_imports(pipelines))
-    # What a config.json says of code is written only where that lies beside it (`ConfigOfCarriedCode`).
+    # What a config.json says of code is written only where that lies beside it (`FratrieBaseConfig`).
     entries: dict[str, dict[str, Any]] = {
         "auto_map": _auto_map(model.config),
         "custom_pipelines": _custom_pipelines(pipelines),

@@ -1,18 +1,15 @@
 """Configurations of the three siblings: one set of shared fields, and what is particular to each."""
 
 import difflib
-import os
 from dataclasses import fields
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
-from transformers import GenerationConfig, PreTrainedConfig
+from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, RopeParameters
-from transformers.pipelines import PIPELINE_REGISTRY
-from transformers.utils import logging
 
+from .base_configuration import FratrieBaseConfig, reject_unknown_fields
 from .mixers import MIXERS
 from .plans import (
     Plan,
@@ -22,35 +19,11 @@ from .plans import (
     tensor_parallel_plan,
 )
 
-logger = logging.get_logger(__name__)
-
 PositionType = Literal["learned", "sinusoidal", "rotary", "relative", "alibi", "none"]
 NormType = Literal["layer_norm", "rms_norm"]
 Pooling = Literal["first", "mean", "last"]
 SinusoidLayout = Literal["interleaved", "halves"]
 RouterScoring = Literal["softmax", "sigmoid"]
-
-# What Hugging Face itself hands to a config besides its declared fields.
-_LIBRARY_FIELDS = frozenset(
-    {
-        "architectures",
-        "attn_implementation",
-        "auto_map",
-        "custom_pipelines",
-        "experts_implementation",
-        "finetuning_task",
-        "model_type",
-        "name_or_path",
-        "num_labels",
-        "output_attentions",
-        "quantization_config",
-        "rope_scaling",
-        "rope_theta",
-        "task_specific_params",
-        "tokenizer_class",
-        "torch_dtype",
-    }
-)
 
 
 def norm_slots(position: Literal["pre", "post", "sandwich"], norm: NormType = "layer_norm") -> dict[str, Any]:
@@ -80,57 +53,8 @@ def norm_slots(position: Literal["pre", "post", "sandwich"], norm: NormType = "l
     }
 
 
-class ConfigOfCarriedCode(PreTrainedConfig):
-    """Base of our configurations: what a config.json says of code beside it (`fratrie.export_code`).
-
-    It is written only where that code lies, or a model that was loaded from a folder with code would leave folders
-    that Hugging Face cannot load. And a registered pipeline wins over one in a folder, as registered models do.
-    """
-
-    # What Hugging Face's Trainer leaves out of the predictions: all but the logits (or the states of a bare model).
-    keys_to_ignore_at_inference: ClassVar[list[str]] = [
-        *("cache", "hidden_states", "attentions", "cross_attentions", "aux_loss", "z_loss", "router_logits"),
-        *("encoder_last_hidden_state", "encoder_hidden_states", "encoder_attentions", "encoder_router_logits"),
-        *("decoder_hidden_states", "decoder_attentions", "decoder_router_logits"),
-    ]
-
-    def __post_init__(self, **kwargs: Any) -> None:
-        super().__post_init__(**kwargs)
-        vars(self).setdefault("auto_map", {})  # trl reads it of every class outside transformers
-        if carried := vars(self).get("custom_pipelines"):
-            vars(self)["custom_pipelines"] = _CarriedPipelines(carried)
-
-    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-        """Write config.json (see Hugging Face's method)."""
-        names = ("auto_map", "custom_pipelines")
-        said: dict[str, Any] = {name: vars(self).pop(name) for name in names if name in vars(self)}
-        # Trainer sets `use_cache` of every model.
-        if lost := super().to_dict().keys() - self.to_dict().keys() - {"use_cache"}:
-            logger.warning("%s are no fields of %s, and not saved.", ", ".join(sorted(lost)), type(self).__name__)
-        folder = Path(save_directory)
-        for name, entries in said.items():
-            carried = {key: entry for key, entry in (entries or {}).items() if _code_is_in(folder, entry)}
-            if carried:
-                setattr(self, name, carried)
-        try:
-            super().save_pretrained(save_directory, *args, **kwargs)
-        finally:
-            vars(self).update(said)
-
-
-class _CarriedPipelines(dict[str, Any]):
-    # Hugging Face takes the implementation of a task from the folder if the task is `in` this.
-    def __contains__(self, task: object) -> bool:
-        return super().__contains__(task) and task not in PIPELINE_REGISTRY.get_supported_tasks()
-
-
-def _code_is_in(folder: Path, entry: str | dict[str, Any]) -> bool:
-    reference = entry["impl"] if isinstance(entry, dict) else entry
-    return "--" in reference or (folder / f"{reference.split('.')[0]}.py").is_file()  # `repository--file.Class`
-
-
 @strict
-class FratrieConfig(ConfigOfCarriedCode):
+class FratrieConfig(FratrieBaseConfig):
     """The fields that every stack of blocks shares; the siblings derive from it.
 
     Unknown fields and contradictory combinations raise a `ValueError` that holds the value and the way out.
@@ -417,10 +341,6 @@ class FratrieConfig(ConfigOfCarriedCode):
         for name in ("vocab_size", "hidden_size"):
             self._require(getattr(self, name) > 0, f"{name}={getattr(self, name)} must be at least 1.")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields (see Hugging Face's method), without attributes that are none."""
-        return without_unknown_fields(self, super().to_dict())
-
     def _validate_positions(self) -> None:
         uses = {"position_offset": ("learned", 0), "sinusoid_layout": ("sinusoidal", "interleaved"),
                 "rope_interleaved": ("rotary", False)}  # fmt: skip
@@ -602,39 +522,6 @@ class FratrieConfig(ConfigOfCarriedCode):
         )
 
 
-def reject_unknown_fields(
-    config: PreTrainedConfig, given: dict[str, Any], shared: frozenset[str] = frozenset()
-) -> None:
-    """Raise a `ValueError` that names the unknown fields of `given` and the closest known ones.
-
-    Args:
-        config: whose fields are known.
-        given: the fields to check.
-        shared: further names to suggest.
-    """
-    known = [*(field.name for field in fields(config)), *shared]
-    unknown = [name for name in given if not name.startswith("_") and name not in _LIBRARY_FIELDS]
-    if not unknown:
-        return
-    generation = vars(GenerationConfig())
-    hints = []
-    for name in unknown:
-        close = difflib.get_close_matches(name, known, n=1)
-        if name in generation:
-            hints.append(f"{name} (belongs to model.generation_config)")
-        else:
-            hints.append(f"{name} (did you mean {close[0]}?)" if close else name)
-    raise ValueError(f"{type(config).__name__} has no field {', '.join(hints)}.")
-
-
-def without_unknown_fields(config: PreTrainedConfig, given: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what tools set on a config besides its fields: as an unknown field it could not be read again."""
-    known = {*(field.name for field in fields(config)), *_LIBRARY_FIELDS}
-    if not given.get("auto_map"):
-        known.remove("auto_map")
-    return {name: value for name, value in given.items() if name in known or name.startswith("_")}
-
-
 @strict
 class FratrieEncoderConfig(FratrieConfig):
     """Configuration of the encoder; the defaults are the layout of BERT (Devlin et al. 2019).
@@ -727,7 +614,7 @@ _TOKENS = ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")
 
 
 @strict
-class FratrieSeq2SeqConfig(ConfigOfCarriedCode):
+class FratrieSeq2SeqConfig(FratrieBaseConfig):
     """Configuration of the encoder-decoder; the defaults are the layout of Vaswani et al. (2017).
 
     A shared field given at the top (`FratrieSeq2SeqConfig(hidden_size=64)`) goes to both stacks; `encoder` and
@@ -809,10 +696,6 @@ class FratrieSeq2SeqConfig(ConfigOfCarriedCode):
                 setattr(stack, name, value)
         if not built or name not in _STACK_SIZES:
             super().__setattr__(name, value)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields (see Hugging Face's method), without attributes that are none."""
-        return without_unknown_fields(self, super().to_dict())
 
     @property
     def stacks(self) -> tuple[FratrieEncoderConfig, FratrieDecoderConfig]:
