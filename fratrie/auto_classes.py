@@ -52,3 +52,5 @@ def register_auto_classes() -> None:
         config_class: Any = model_class.config_class
         AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
         auto_class.register(config_class, model_class, exist_ok=True)
+        # The names, too: by them Trainer tells whose labels it has to shift when it smooths them.
+        auto_class._model_mapping._model_mapping[config_class.model_type] = model_class.__name__

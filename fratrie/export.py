@@ -31,11 +31,11 @@ def export_code(model: PreTrainedModel, folder: str | PathLike[str]) -> None:
         folder: made where there is none.
 
     Raises:
-        ValueError: the model is of another class, or the folder holds another model.
+        ValueError: the model is of another class, or the folder holds another model or an unreadable config.json.
     """
     model_code = _source(require_own_class(model))
     folder = Path(folder)
-    _check_folder(folder, model)
+    saved = _saved_config(folder, model)
     folder.mkdir(parents=True, exist_ok=True)
     pipelines = list(_pipelines_of(model.config))
     for source in [model_code, *map(_source, pipelines)]:
@@ -48,45 +48,66 @@ def export_code(model: PreTrainedModel, folder: str | PathLike[str]) -> None:
         "auto_map": _auto_map(model.config),
         "custom_pipelines": _custom_pipelines(pipelines),
     }
-    for name, entry in entries.items():
-        if entry:
-            setattr(model.config, name, {**(getattr(model.config, name, None) or {}), **entry})
-    if (folder / CONFIG_NAME).is_file():
-        _add_to_config(folder / CONFIG_NAME, entries)
+    _replace_entries(vars(model.config), entries)
+    if saved is not None:
+        _replace_entries(saved, entries)
+        # As Hugging Face writes it; it sorts the labels' numbers as numbers, which are texts here.
+        text = json.dumps(dict(sorted(saved.items())), indent=2) + "\n"
+        (folder / CONFIG_NAME).write_text(text, encoding="utf-8")
 
 
 def require_own_class(model: Any) -> type[FratriePreTrainedModel]:
     """The class of ours that a model is of, sharded by FSDP or not.
 
     Raises:
-        ValueError: it is of no class of ours.
+        ValueError: it is of no class of ours, or of a copy that a checkpoint carries.
     """
     name = type(model).__name__.removeprefix("FSDP")  # which derives a class of this name
     for _, ours in AUTO_CLASSES:
         if ours.__name__ == name and isinstance(model, ours):
             return ours
+    if type(model).__module__.startswith("transformers_modules."):  # where Hugging Face puts the code of folders
+        raise ValueError(
+            f"This {type(model).__name__} was loaded with trust_remote_code and already carries its code: "
+            "`save_pretrained` saves that code again, without an export."
+        )
     raise ValueError(
         f"{type(model).__name__} is none of the models of fratrie, whose code can be exported: unwrap or merge it "
         "first; a class of transformers needs no code."
     )
 
 
-def _check_folder(folder: Path, model: PreTrainedModel) -> None:
+def _saved_config(folder: Path, model: PreTrainedModel) -> dict[str, Any] | None:
+    """What the config.json of a folder says, which must be of this model; None where there is none."""
     if folder.is_file():
         raise ValueError(f"{folder} is a file: give the folder of a checkpoint.")
-    if (folder / CONFIG_NAME).is_file():
-        saved = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8")).get("model_type")
-        if saved != model.config.model_type:
-            raise ValueError(
-                f"{folder} holds a {saved!r} model, not the {model.config.model_type!r} that is exported."
-            )
+    path = folder / CONFIG_NAME
+    if not path.exists():
+        return None
+    way_out = "save the model there again, or give another folder."
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read as JSON ({error}): {way_out}") from error
+    if not isinstance(saved, dict):
+        raise ValueError(f"{path} holds a {type(saved).__name__}, not an object with the fields of a model: {way_out}")
+    if "model_type" not in saved:
+        raise ValueError(f"{path} names no model_type, so it is no config of a model: {way_out}")
+    if saved["model_type"] != model.config.model_type:
+        raise ValueError(
+            f"{folder} holds a {saved['model_type']!r} model, not the {model.config.model_type!r} that is exported."
+        )
+    for name in ("auto_map", "custom_pipelines"):
+        if not isinstance(saved.get(name) or {}, dict):
+            raise ValueError(f"{path} has {name} = {saved[name]!r}, which is not an object: {way_out}")
+    return saved
 
 
 def _auto_map(config: PreTrainedConfig) -> dict[str, str]:
     """The class of each Auto class, as Hugging Face names them: `file.Class`."""
     models = {auto.__name__: ours for auto, ours in AUTO_CLASSES if ours.config_class is type(config)}
     classes = {"AutoConfig": type(config), **models}
-    return {auto: f"{_source(ours).stem}.{ours.__name__}" for auto, ours in classes.items()}
+    return {auto: _reference(ours) for auto, ours in classes.items()}
 
 
 def _pipelines_of(config: PreTrainedConfig) -> Iterator[type[TextPipeline]]:
@@ -103,7 +124,7 @@ def _pipelines_of(config: PreTrainedConfig) -> Iterator[type[TextPipeline]]:
 def _custom_pipelines(pipelines: list[type[TextPipeline]]) -> dict[str, dict[str, Any]]:
     return {
         pipeline.task_name: {
-            "impl": f"{_source(pipeline).stem}.{pipeline.__name__}",
+            "impl": _reference(pipeline),
             "pt": [pipeline.auto_model.__name__],
             "type": "text",
         }
@@ -117,13 +138,22 @@ def _travelling_imports(pipelines: list[type[TextPipeline]]) -> Iterator[str]:
         yield f"\n\nif False:  # saved with the model\n    from .{_source(pipeline).stem} import {pipeline.__name__}\n"
 
 
-def _add_to_config(path: Path, entries: dict[str, dict[str, Any]]) -> None:
-    config = json.loads(path.read_text(encoding="utf-8"))
-    for name, entry in entries.items():
-        if entry:
-            config[name] = dict(sorted({**(config.get(name) or {}), **entry}.items()))
-    # As Hugging Face writes it; it sorts the labels' numbers as numbers, which are texts here.
-    path.write_text(json.dumps(dict(sorted(config.items())), indent=2) + "\n", encoding="utf-8")
+def _replace_entries(config: dict[str, Any], entries: dict[str, dict[str, Any]]) -> None:
+    """Put our entries in place of those of an earlier export, whose labels may have been others."""
+    for name, ours in entries.items():
+        others = {key: entry for key, entry in (config.pop(name, None) or {}).items() if not _is_ours(entry)}
+        if others or ours:
+            config[name] = dict(sorted({**others, **ours}.items()))
+
+
+def _is_ours(entry: Any) -> bool:
+    reference = entry.get("impl") if isinstance(entry, dict) else entry
+    models = [own for _, ours in AUTO_CLASSES for own in (ours, ours.config_class)]
+    return reference in map(_reference, [*models, FamilyRelationsPipeline, Text2TextGenerationPipeline])
+
+
+def _reference(own_class: type) -> str:
+    return f"{_source(own_class).stem}.{own_class.__name__}"
 
 
 def _source(own_class: type) -> Path:

@@ -115,6 +115,22 @@ def reject_unknown_fields(
     raise ValueError(f"{type(config).__name__} has no field {', '.join(hints)}.")
 
 
+def require_tokens_in_vocabulary(config: PreTrainedConfig, vocab_size: int) -> None:
+    """Refuse special tokens that a vocabulary does not have.
+
+    Raises:
+        ValueError: names the token.
+    """
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
+        ids = getattr(config, name, None)
+        for token_id in ids if isinstance(ids, list) else [ids]:
+            if token_id is not None and not 0 <= token_id < vocab_size:
+                raise ValueError(
+                    f"{name}={token_id} lies outside the vocabulary of vocab_size={vocab_size} tokens: choose another "
+                    "token, or a larger vocabulary."
+                )
+
+
 def without_unknown_fields(config: PreTrainedConfig, given: dict[str, Any]) -> dict[str, Any]:
     """Leave out what tools set on a config besides its fields: as an unknown field it could not be read again."""
     known = {*(field.name for field in fields(config)), *_LIBRARY_FIELDS}

@@ -9,7 +9,7 @@ from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, RopeParameters
 
-from .base_configuration import FratrieBaseConfig, reject_unknown_fields
+from .base_configuration import FratrieBaseConfig, reject_unknown_fields, require_tokens_in_vocabulary
 from .mixers import MIXERS
 from .plans import (
     Plan,
@@ -94,8 +94,8 @@ class FratrieConfig(FratrieBaseConfig):
             positions share a bucket.
         layer_types: one of `"full_attention"`, `"sliding_attention"`, `"linear_attention"` a layer (all full by
             default). It names the mixer of the layer.
-        sliding_window: reach of the sliding layers: the last `sliding_window` tokens where causal, that many to each
-            side where bidirectional. Other layers do not read it.
+        sliding_window: reach of the sliding layers: the last `sliding_window` tokens where causal (two at least),
+            that many to each side where bidirectional. Other layers do not read it.
         linear_chunk_size: chunk of the causal linear attention, in tokens; changes speed and memory only.
         mixer_input_norm, mixer_output_norm, feed_forward_input_norm, feed_forward_output_norm: `"layer_norm"`,
             `"rms_norm"` or `None` in the four slots of a block. `norm_slots` fills them for the usual layouts.
@@ -264,7 +264,7 @@ class FratrieConfig(FratrieBaseConfig):
         self.validate_architecture()  # here, since what `strict` raises is no ValueError
 
     def validate_architecture(self) -> None:
-        """Refuse contradictory fields; called at construction and before saving.
+        """Refuse contradictory fields; called at construction, when a model is built, and before saving.
 
         Raises:
             ValueError: with the field, its value and the way out.
@@ -324,13 +324,7 @@ class FratrieConfig(FratrieBaseConfig):
             self._require(0 <= value < 1, f"{name}={value} must lie in [0, 1).")
         self._require(self.initializer_range >= 0, f"initializer_range={self.initializer_range} must not be negative.")
         self._require(self.norm_eps > 0, f"norm_eps={self.norm_eps} must be positive.")
-        for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
-            ids = getattr(self, name)
-            for token_id in ids if isinstance(ids, list) else [ids]:
-                self._require(
-                    token_id is None or 0 <= token_id < self.vocab_size,
-                    f"{name}={token_id} lies outside the vocabulary of vocab_size={self.vocab_size} tokens.",
-                )
+        require_tokens_in_vocabulary(self, self.vocab_size)
 
     def check_model_sizes(self) -> None:
         """Refuse what a configuration may be, but no model: called when a model is built.
@@ -376,20 +370,26 @@ class FratrieConfig(FratrieBaseConfig):
         types = set(self.layer_types or [])
         self._require(
             one_set or (set(parameters) == types and all(parameters.values())),
-            f"rope_parameters={parameters} must be one set, or one for each of the layer types {sorted(types)}.",
+            f"rope_parameters={parameters} must be one set, such as {{'rope_type': 'default', 'rope_theta': 10000.0}}, "
+            f"or one for each of the layer types {sorted(types)}.",
         )
         known = ["default", *ROPE_INIT_FUNCTIONS]
         for rope in [parameters] if one_set else parameters.values():
+            self._require(
+                isinstance(rope, dict) and {"rope_type", "rope_theta"} <= rope.keys(),
+                f"rope_parameters={parameters} must name a rope_type, such as 'default', and a rope_theta, such as "
+                "10000.0.",
+            )
             self._require(
                 rope["rope_type"] in known, f"rope_type={rope['rope_type']!r} is unknown: use {', '.join(known)}."
             )
 
     def _validate_mixers(self) -> None:
         for name in ("layer_types", "mlp_layer_types"):
+            entries = len(getattr(self, name) or [])
             self._require(
-                len(getattr(self, name)) == self.num_hidden_layers,
-                f"{name} has {len(getattr(self, name))} entries for num_hidden_layers={self.num_hidden_layers}: give "
-                "one a layer.",
+                entries == self.num_hidden_layers,
+                f"{name} has {entries} entries for num_hidden_layers={self.num_hidden_layers}: give one a layer.",
             )
         known = ", ".join(sorted(MIXERS))
         for index, layer_type in enumerate(self.layer_types or []):
@@ -405,6 +405,12 @@ class FratrieConfig(FratrieBaseConfig):
         self._require(
             not sliding or (self.sliding_window or 0) > 0,
             f"layer_types has sliding layers, but sliding_window={self.sliding_window}: set it to a positive size.",
+        )
+        # The cache holds what a window has before the newest token, and of nothing Hugging Face's keeps everything.
+        self._require(
+            not sliding or not self.is_causal_stack or self.sliding_window != 1,
+            f"sliding_window={self.sliding_window} would let a token see itself alone, for which no cache is made: "
+            "set it to at least 2.",
         )
         self._require(
             self.first_input_norm or self.mixer_input_norm is not None,
@@ -458,7 +464,7 @@ class FratrieConfig(FratrieBaseConfig):
         self._require(
             sparse or self.num_experts == 0,
             f"num_experts={self.num_experts} has no use without a 'sparse' layer in mlp_layer_types="
-            f"{self.mlp_layer_types}.",
+            f"{self.mlp_layer_types}: name one, or set num_experts=0.",
         )
         self._require(
             not sparse or 1 <= self.num_experts_per_tok <= self.num_experts,
@@ -728,11 +734,7 @@ class FratrieSeq2SeqConfig(FratrieBaseConfig):
         encoder, decoder = self.stacks
         encoder.validate_architecture()
         decoder.validate_architecture()
-        start = self.decoder_start_token_id
-        if start is not None and not 0 <= start < decoder.vocab_size:
-            raise ValueError(
-                f"decoder_start_token_id={start} lies outside the vocabulary of {decoder.vocab_size} tokens."
-            )
+        require_tokens_in_vocabulary(self, decoder.vocab_size)
         if encoder.patch_size:
             raise ValueError(f"encoder.patch_size={encoder.patch_size}: the encoder of a seq2seq model reads texts.")
         if not decoder.add_cross_attention:

@@ -60,7 +60,7 @@ class FratrieDecoderModel(FratrieStack):
             was asked for.
 
         Raises:
-            ValueError: for a cache of packed rows.
+            ValueError: for a cache of packed rows, and for states of an encoder without cross-attention.
         """
         shape = input_shape(input_ids, inputs_embeds)
         inputs = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "token_type_ids": None}
@@ -170,6 +170,8 @@ class FratrieDecoderForCausalLM(FratriePreTrainedModel, GenerationMixin):
         position_ids: torch.Tensor | None = None,
         cache: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
@@ -185,8 +187,8 @@ class FratrieDecoderForCausalLM(FratriePreTrainedModel, GenerationMixin):
             logits_to_keep: number of last positions, or their indices, to score; 0 for all.
             output_router_logits: return the router logits of sparse layers.
             num_items_in_batch: number of targets of the global batch, to divide the loss by.
-            input_ids, attention_mask, position_ids, cache, inputs_embeds, use_cache, **kwargs: as for
-                `FratrieDecoderModel`.
+            input_ids, attention_mask, position_ids, cache, inputs_embeds, encoder_hidden_states,
+                encoder_attention_mask, use_cache, **kwargs: as for `FratrieDecoderModel`.
 
         Returns:
             `loss`, `logits` `(B, T, V)` and `cache`.
@@ -198,6 +200,8 @@ class FratrieDecoderForCausalLM(FratriePreTrainedModel, GenerationMixin):
             position_ids=position_ids,
             cache=cache,
             inputs_embeds=inputs_embeds,
+            encoder_hidden_states=encoder_hidden_states,
+            encoder_attention_mask=encoder_attention_mask,
             use_cache=use_cache,
             output_router_logits=self.needs_router_logits(labels, output_router_logits),
             return_dict=True,
@@ -267,6 +271,11 @@ class FratrieDecoderForSequenceClassification(FratriePreTrainedModel):
             **kwargs,
         )
         states = outputs.last_hidden_state
+        pooling = self.config.classifier_pooling
+        if cache is not None and pooling != "last" and cache.get_seq_length() > states.shape[1]:
+            raise ValueError(
+                f"classifier_pooling={pooling!r} needs all tokens of a text at once: leave out the cache."
+            )
         real_tokens = find_real_tokens(states, input_ids, attention_mask, self.config.pad_token_id)
         logits = self.classifier(pool(states, real_tokens, self.config.classifier_pooling))
         loss = None

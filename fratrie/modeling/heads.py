@@ -76,7 +76,7 @@ def find_real_tokens(
     attention_mask: torch.Tensor | None,
     pad_token_id: int | None,
 ) -> torch.Tensor:
-    """Real tokens `(B, T)`: by the mask, without one by the padding id, without that all.
+    """Real tokens `(B, T)`: by the mask (of past tokens too), without one by the padding id, without that all.
 
     Raises:
         ValueError: when the mask has another form than `(B, T)`.
@@ -87,7 +87,7 @@ def find_real_tokens(
                 f"To find the real tokens of a sentence the attention_mask must be (batch, length), not "
                 f"{tuple(attention_mask.shape)}."
             )
-        return attention_mask.bool()
+        return attention_mask[:, -hidden_states.shape[1] :].bool()
     if input_ids is not None and pad_token_id is not None:
         return input_ids != pad_token_id
     return torch.ones(hidden_states.shape[:2], dtype=torch.bool, device=hidden_states.device)

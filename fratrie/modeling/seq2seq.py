@@ -62,7 +62,8 @@ class FratrieSeq2SeqPreTrainedModel(FratriePreTrainedModel):
         """Resize the vocabulary of both stacks (see Hugging Face's method).
 
         Raises:
-            ValueError: when encoder and decoder have vocabularies of their own.
+            ValueError: when encoder and decoder have vocabularies of their own, and for a vocabulary that lacks a
+                special token.
         """
         if new_num_tokens is not None and not self.config.share_embeddings:
             raise ValueError("share_embeddings=False: resize the vocabularies of encoder and decoder one by one.")
@@ -94,6 +95,7 @@ class FratrieSeq2SeqModel(FratrieSeq2SeqPreTrainedModel):
 
     def __init__(self, config: FratrieSeq2SeqConfig) -> None:
         super().__init__(config)
+        config.validate_architecture()  # fields may have been set since
         config.check_model_sizes()
         encoder_config, decoder_config = config.stacks
         decoder_config.cross_attention_hidden_size = encoder_config.hidden_size

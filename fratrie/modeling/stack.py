@@ -26,6 +26,7 @@ from transformers.utils.generic import ModelOutput
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention import CrossAttention, SoftmaxAttention
+from .base_configuration import require_tokens_in_vocabulary
 from .block import Block
 from .configuration import FratrieConfig
 from .experts import Router, _Experts, load_balancing_loss, router_z_loss
@@ -49,8 +50,13 @@ def _padding_mask(
     config: FratrieConfig, states: torch.Tensor, attention_mask: torch.Tensor | None, **_: Any
 ) -> torch.Tensor | None:
     # Hugging Face's own function takes a single token for real, which lets padding into the state of linear attention.
-    if attention_mask is None or attention_mask.ndim != 2:
+    if attention_mask is None:
         return None
+    if attention_mask.ndim != 2:
+        raise ValueError(
+            f"Linear attention has no scores to mask: give the padding as attention_mask (batch, length), not "
+            f"{tuple(attention_mask.shape)}."
+        )
     return attention_mask[:, -states.shape[1] :]
 
 
@@ -101,6 +107,10 @@ class FratriePreTrainedModel(PreTrainedModel):
     # How to load checkpoints of foreign model types, filled by `fratrie.conversion`.
     foreign_loaders: ClassVar[dict[str, Callable[..., Any]]] = {}
 
+    def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
+        _require_own_config(type(self), config)
+        super().__init__(config, *args, **kwargs)
+
     @classmethod
     def from_pretrained(  # type: ignore[override]
         cls, name: str | os.PathLike[str] | None, *args: Any, config: Any = None, **kwargs: Any
@@ -142,6 +152,20 @@ class FratriePreTrainedModel(PreTrainedModel):
     def stack_configs(self) -> tuple[FratrieConfig, ...]:
         """The configuration of each stack of blocks."""
         return (self.config,)
+
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        """Resize the vocabulary (see Hugging Face's method).
+
+        Raises:
+            ValueError: for a vocabulary that lacks a special token of the configuration.
+        """
+        if new_num_tokens is not None:
+            multiple = pad_to_multiple_of or 1
+            for config in (self.config, *self.stack_configs()):
+                require_tokens_in_vocabulary(config, math.ceil(new_num_tokens / multiple) * multiple)
+        return super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
 
     @classmethod
     def maybe_distribute_model(cls, model: Any, distributed_config: Any, mesh_manager: Any) -> Any:
@@ -248,6 +272,7 @@ class FratrieStack(FratriePreTrainedModel):
 
     def __init__(self, config: FratrieConfig) -> None:
         super().__init__(config)
+        config.validate_architecture()  # fields may have been set since
         config.check_model_sizes()
         if "sparse" in (config.mlp_layer_types or []) and config.router_selection_bias:
             # Rounded to half precision, the bias would choose other experts.
@@ -344,6 +369,11 @@ class FratrieStack(FratriePreTrainedModel):
                     "cu_seq_lens_q tell: leave them out, or compile without fullgraph."
                 )
             return None
+        if isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 2 and attention_mask.shape != shape:
+            raise ValueError(
+                f"An attention_mask of shape {tuple(attention_mask.shape)} does not fit inputs of shape {shape}: give "
+                "a number a token."
+            )
         # `output_hidden_states` may be the number of a layer, such as 0.
         recorded = {name: kwargs.get(name, getattr(self.config, name)) not in (None, False) for name in RECORDS}
         packing = find_packing(
@@ -380,6 +410,8 @@ class FratrieStack(FratriePreTrainedModel):
         if isinstance(attention_mask, dict):
             return attention_mask[layer_type]
         require_mask_function(self.config, attention_mask)
+        if isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 4:
+            attention_mask = ready_mask(attention_mask, states.dtype, self.config._attn_implementation)
         return _MASKS[layer_type, self.config.is_causal_stack](
             self.config, states, attention_mask, cache=cache, position_ids=position_ids
         )
@@ -431,6 +463,11 @@ class FratrieStack(FratriePreTrainedModel):
         **kwargs: Any,
     ) -> FratrieModelOutput:
         """Pass embedded tokens `(B, T, D)` through the blocks; `masks` and `biases` by layer type."""
+        if encoder_hidden_states is not None and not getattr(self.config, "add_cross_attention", False):
+            raise ValueError(
+                f"encoder_hidden_states given, but this {type(self).__name__} has no cross-attention: build a decoder "
+                "with add_cross_attention=True."
+            )
         turns = self.rotations(hidden_states, position_ids)
         # Early exit (Elhoushi et al. 2024) lowers the number of layers for a while.
         for index in held_layers(self.layers[: self.config.num_hidden_layers]):
@@ -499,6 +536,20 @@ class FratrieStack(FratriePreTrainedModel):
         return outputs
 
 
+def _require_own_config(model_class: type[FratriePreTrainedModel], config: PreTrainedConfig) -> None:
+    """Refuse the configuration of another kind of model, by its name.
+
+    The classes tell nothing: code that a checkpoint carries defines both anew, in a module for each.
+    """
+    own = getattr(model_class.config_class, "model_type", "")
+    names = [vars(base).get("model_type") for base in type(config).__mro__]
+    if own and isinstance(config, PreTrainedConfig) and own not in names:
+        raise ValueError(
+            f"{model_class.__name__} is built from a {own!r} configuration, not from a {config.model_type!r} one: use "
+            f"a {getattr(model_class.config_class, '__name__', own)}, or the model class of that configuration."
+        )
+
+
 def _model_type_of(name: str | os.PathLike[str], kwargs: dict[str, Any]) -> str:
     """What the config.json of a checkpoint calls its model; empty without one, which loading will complain about."""
     place = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
@@ -526,6 +577,23 @@ def blank_padding(outputs: FratrieModelOutput, attention_mask: torch.Tensor) -> 
     if states[-1] is not None:
         states[-1] = outputs.last_hidden_state
     outputs.hidden_states = tuple(states)
+
+
+def ready_mask(mask: torch.Tensor, dtype: torch.dtype, implementation: str | None) -> torch.Tensor:
+    """A mask `(B, 1, T, S)` of the caller's own, true or 0 where a query sees a key, as the implementation takes it.
+
+    Raises:
+        ValueError: for numbers that may mean either.
+    """
+    if mask.dtype == torch.bool:
+        seen = torch.zeros((), dtype=dtype, device=mask.device)
+        return torch.where(mask, seen, torch.finfo(dtype).min) if implementation == "eager" else mask
+    if not mask.is_floating_point():
+        raise ValueError(
+            f"A 4D attention_mask of {mask.dtype} may mean either: give booleans (true where a query sees a key) or "
+            "floating-point numbers to add to the scores."
+        )
+    return mask
 
 
 def require_mask_function(config: FratrieConfig, attention_mask: Any) -> None:

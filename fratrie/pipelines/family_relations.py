@@ -52,6 +52,7 @@ class FamilyRelationsPipeline(TextPipeline):
     Raises:
         ValueError: the model has other labels, one label a text only, or thresholds that do not fit; or so has the
             call.
+        TypeError: a parameter is unknown.
     """
 
     task_name = "family-relations"
@@ -63,8 +64,13 @@ class FamilyRelationsPipeline(TextPipeline):
         super().__init__(model, *args, **kwargs)
 
     def _sanitize_parameters(  # type: ignore[override] # each task names its own
-        self, threshold: float | Mapping[str, float] | None = None, scores: bool | None = None
+        self, threshold: float | Mapping[str, float] | None = None, scores: bool | None = None, **unknown: Any
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        if unknown:
+            raise TypeError(
+                f"The task 'family-relations' has no parameter {', '.join(unknown)}: it has threshold, scores, "
+                "batch_size and num_workers; pipeline(…) takes those of Hugging Face's Pipeline too."
+            )
         postprocess: dict[str, Any] = {}
         if threshold is not None:
             current = getattr(self, "_postprocess_params", {}).get("thresholds", self._thresholds)
@@ -150,7 +156,7 @@ def override_thresholds(current: Mapping[str, float], threshold: float | Mapping
     for label, value in by_label.items():
         if label not in STUDY_LABELS:
             raise ValueError(f"threshold for the unknown label {label!r}: choose from {' '.join(STUDY_LABELS)}.")
-        if not isinstance(value, Real) or not 0 <= value <= 1:
+        if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value <= 1:
             raise ValueError(
                 f"threshold={threshold!r}: give a probability from 0 to 1, or a dict such as {{'m': 0.3}}."
             )

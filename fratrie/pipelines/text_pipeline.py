@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable, Mapping, Sized
 from functools import cached_property
+from itertools import islice
 from os import PathLike
 from typing import Any, ClassVar
 
@@ -51,10 +52,11 @@ class TextPipeline(Pipeline):
             torch, an iterator that reads the inputs as it goes.
 
         Raises:
-            ValueError: an input is not a text, or has no token; batches with a tokenizer that has no padding token.
+            ValueError: an input is not a text, or has no token, or is a table of columns; batches with a tokenizer that has no padding token.
         """
-        if isinstance(inputs, (str, Mapping)):
+        if isinstance(inputs, (str, Mapping, bytes, bytearray, memoryview)):  # bytes are one input, which is no text
             return super().__call__(inputs, *args, **kwargs)
+        _refuse_table(inputs)
         if isinstance(inputs, Sized) and not len(inputs):
             return []
         if isinstance(inputs, (list, Dataset)):
@@ -123,8 +125,24 @@ def read_text(item: Any) -> str:
     if isinstance(text, str):
         return text
     if isinstance(item, Mapping):
-        raise ValueError(f"The input has the fields {sorted(map(str, item))}, but no text in a field 'text'.")
+        raise ValueError(
+            f"The input has the fields {sorted(map(str, item))}, but no text in a field 'text': give a row with one, or "
+            "a column of texts by itself."
+        )
     raise ValueError(f"The input is {item!r}, expected a text.")
+
+
+def _refuse_table(inputs: Any) -> None:
+    # A data frame is no `Mapping`, but runs through the names of its columns; a series, which has keys too, does not.
+    keys = getattr(inputs, "keys", None)
+    if not (callable(keys) and isinstance(inputs, Iterable)) or getattr(inputs, "ndim", None) == 1:
+        return
+    names = list(keys())
+    if list(islice(inputs, len(names) + 1)) == names:
+        raise ValueError(
+            f"The input is a {type(inputs).__name__} with the columns {', '.join(map(str, names[:12])) or 'none'}: "
+            "pass the column of texts, such as table['text']."
+        )
 
 
 def stack_positions(model: PreTrainedModel, side: str) -> int | None:

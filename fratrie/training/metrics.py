@@ -4,6 +4,7 @@ Counting is scikit-learn's, with 0 where a ratio has no denominator. Everything 
 gathers predictions from all processes first (`accelerator.gather_for_metrics`), so each sample counts once.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
@@ -207,7 +208,7 @@ def scores_table(methods: Mapping[str, Scores]) -> str:
     labels = list(first["f1"])
     width = len(labels) + 3
     rows = [
-        ["Label", *labels, "macro", "micro"],
+        ["Label", *map(_one_line, labels), "macro", "micro"],
         ["Support", *(str(first["support"][label]) for label in labels), "", ""],
     ]
     for measure, title in (("precision", "Precision"), ("recall", "Recall"), ("f1", "F1")):
@@ -233,13 +234,24 @@ def markdown_table(scores: Scores) -> str:
 
     measures = ("precision", "recall", "f1")
     for label, count in support.items():
-        title = f"`{label}`".replace("|", "\\|")
-        add(title, [scores[measure][label] for measure in measures], intervals.get(label), count)
+        add(_code_cell(label), [scores[measure][label] for measure in measures], intervals.get(label), count)
     for mean, interval in (("macro", intervals.get("macro")), ("micro", None)):
         add(f"{mean} mean", [scores[f"{mean}_{measure}"] for measure in measures], interval, sum(support.values()))
     if not intervals:
         table = [row[:4] + row[5:] for row in table]
     return "\n".join(f"| {' | '.join(row)} |" for row in table)
+
+
+def _code_cell(label: str) -> str:
+    """A label as code in a cell of a Markdown table."""
+    text = _one_line(label) or " "
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    padding = " " if text[0] == "`" or text[-1] == "`" else ""  # which Markdown takes off again
+    return f"{fence}{padding}{text}{padding}{fence}".replace("|", "\\|")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _aligned(rows: list[list[str]]) -> str:

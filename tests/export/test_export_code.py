@@ -19,6 +19,7 @@ from transformers import (
     BertModel,
     pipeline,
 )
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 import fratrie
 from fratrie.data import LABELS
@@ -223,6 +224,76 @@ def test_with_fratrie_its_own_class_loads_the_folder(tmp_path, tokenizers):
     for trust in (None, False, True):
         assert type(AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=trust)) is type(model)
         assert len(AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)) == len(tokenizers["encoder"])
+
+
+def test_an_export_replaces_what_an_earlier_one_wrote(tmp_path):
+    def build(labels):
+        return case_of("encoder").build("sequence_classification", id2label=dict(enumerate(labels)))
+
+    others = {
+        "auto_map": {"AutoTokenizer": ["mine.Slow", None], "AutoProcessor": "someone/repo--encoder.Processor"},
+        "custom_pipelines": {"mine": {"impl": "mine.Mine"}},
+    }
+    model = build(LABELS)
+    folder = save_with_code(model, tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    assert list(config["custom_pipelines"]) == ["family-relations"]
+    for name, entries in others.items():
+        config[name] |= entries
+        vars(model.config)[name] |= entries
+    (folder / "config.json").write_text(json.dumps(config))
+    model.config.id2label = build([f"{label}!" for label in LABELS]).config.id2label
+    fratrie.export_code(model, folder)
+    for said in (vars(model.config), json.loads((folder / "config.json").read_text())):
+        assert said["custom_pipelines"] == others["custom_pipelines"]
+        assert (
+            said["auto_map"].items() >= {**others["auto_map"], "AutoConfig": config["auto_map"]["AutoConfig"]}.items()
+        )
+
+    # What is saved into the folder afresh, without entries of others, names no pipeline at all.
+    model = type(model).from_pretrained(folder)
+    model.config.custom_pipelines = {"family-relations": config["custom_pipelines"]["family-relations"]}
+    model.save_pretrained(folder)
+    assert "family-relations" in (folder / "config.json").read_text()
+    fratrie.export_code(model, folder)
+    assert "custom_pipelines" not in json.loads((folder / "config.json").read_text())
+    assert "custom_pipelines" not in vars(model.config)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[]", "holds a list, not an object"),
+        ("{}", "names no model_type"),
+        ('{"model_type": ', "cannot be read as JSON"),
+        ("", "cannot be read as JSON"),
+        ("\udcff", "cannot be read as JSON"),
+        (None, "cannot be read as JSON"),
+        ('{"model_type": "fratrie_encoder", "auto_map": ["encoder"]}', r"has auto_map = \['encoder'\], which is not"),
+    ],
+)
+def test_a_broken_config_of_the_folder_is_named(tmp_path, text, message):
+    path = tmp_path / "config.json"
+    if text is None:
+        path.mkdir()
+    else:
+        path.write_text(text, errors="surrogateescape")
+    with pytest.raises(ValueError, match=message) as error:
+        fratrie.export_code(case_of("encoder").build("base"), tmp_path)
+    assert str(path) in str(error.value)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_class_that_a_checkpoint_carries_needs_no_export(tmp_path, monkeypatch):
+    model = case_of("encoder").build("base")
+    folder = save_with_code(model, tmp_path / "carried")
+    # As for Hugging Face itself, but in a place of its own.
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    carried = get_class_from_dynamic_module("encoder.FratrieEncoderModel", str(folder))
+    with pytest.raises(ValueError, match="already carries its code: `save_pretrained` saves that code again"):
+        fratrie.export_code(carried(carried.config_class(**model.config.to_diff_dict())), tmp_path / "again")
+    assert not (tmp_path / "again").exists()
 
 
 def test_what_cannot_be_exported_is_said(tmp_path):

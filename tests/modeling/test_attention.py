@@ -183,6 +183,7 @@ def test_attention_dropout_acts_in_training_only(implementation):
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("position_type", ["none", "alibi"])
+@torch.no_grad()
 def test_weights_sum_to_one_and_obey_the_mask(causal, position_type):
     model = build(
         causal,
@@ -215,7 +216,7 @@ def test_eager_gradients_stay_finite_in_float16_with_bias_and_empty_rows():
         hidden,
         None,
         model.build_mask("full_attention", hidden, mask),
-        position_bias=model.build_bias("full_attention", 40) * 100,
+        position_bias=model.build_bias("full_attention", 40, hidden.device) * 100,
     )
     assert outputs.isfinite().all()
     outputs.float().sum().backward()

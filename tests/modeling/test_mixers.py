@@ -368,7 +368,7 @@ def test_fully_masked_rows_give_zeros_and_no_gradient(kind, position_type, imple
     mixer = model.layers[0].mixer
     hidden = torch.randn(3, 6, 16, dtype=torch.float64, requires_grad=True)
     mask = torch.tensor([[1] * 6, [0] * 6, [0, 0, 1, 1, 1, 1]])
-    bias = model.build_bias(kind, 6)
+    bias = model.build_bias(kind, 6, hidden.device)
     outputs, _ = mixer(hidden, None, model.build_mask(kind, hidden, mask), position_bias=bias)
     close(outputs[1], mixer.o_proj.bias.expand(6, 16))
     if causal:

@@ -3,6 +3,7 @@ from functools import cache
 from itertools import count
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from datasets import Dataset
@@ -123,6 +124,8 @@ def test_decides_as_the_evaluation_does(build_classifier, encoder_tokenizer):
         (1.5, "threshold=1.5: give a probability from 0 to 1"),
         (float("nan"), "threshold=nan"),
         ("0.5", "threshold='0.5'"),
+        (True, "threshold=True: give a probability"),
+        ({"m": False}, "threshold={'m': False}"),
         ({"m": -0.1}, "threshold={'m': -0.1}"),
         ({"maman": 0.5}, "unknown label 'maman': choose from + - 0 i j f s p m a t"),
     ],
@@ -216,6 +219,9 @@ def test_takes_texts_in_every_form(pipe, batch_size):
         [{"text": text} for text in SHORT_AND_LONG],
         rows,
         rows["text"],
+        pd.Series(SHORT_AND_LONG),
+        pd.Series(SHORT_AND_LONG, index=SHORT_AND_LONG),
+        pd.DataFrame({"text": SHORT_AND_LONG})["text"],
     ):
         assert pipe(inputs, batch_size=batch_size) == expected
     for inputs in (
@@ -229,6 +235,39 @@ def test_takes_texts_in_every_form(pipe, batch_size):
         assert not isinstance(results, list)
         assert list(results) == expected
     assert pipe({"text": SHORT_AND_LONG[1]}) == expected[1]
+
+
+class Columns:
+    """A table whose iteration gives the names of its columns, and which is no `Mapping`."""
+
+    def __init__(self, **columns):
+        self.columns = columns
+
+    def __len__(self):
+        return len(self.columns)
+
+    def __iter__(self):
+        return iter(self.columns)
+
+    def __getitem__(self, name):
+        return self.columns[name]
+
+    def keys(self):
+        return self.columns.keys()
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        pd.DataFrame({"text": SHORT_AND_LONG, "respondent": 1}),
+        pd.DataFrame({"text": []}),
+        pd.DataFrame(),
+        Columns(phrase=SHORT_AND_LONG),
+    ],
+)
+def test_a_table_is_refused_with_the_column_to_pass(pipe, table):
+    with pytest.raises(ValueError, match=r"pass the column of texts, such as table\['text'\]"):
+        pipe(table)
 
 
 def test_generators_are_read_as_they_go(pipe):
@@ -248,8 +287,12 @@ def test_nothing_gives_nothing(pipe):
         (None, "The input is None"),
         (3, "The input is 3"),
         ([SENTENCE, None], "The input is None, expected a text"),
-        (b"octets", "expected a text"),
+        (b"octets", "The input is b'octets', expected a text"),
+        (b"", "The input is b'', expected a text"),
+        (bytearray(b"a"), r"The input is bytearray\(b'a'\), expected a text"),
+        (memoryview(b"a"), "The input is <memory at .*>, expected a text"),
         ({"phrase": SENTENCE, "id": 1}, r"has the fields \['id', 'phrase'\], but no text in a field 'text'"),
+        ({"text": [SENTENCE]}, r"no text in a field 'text': .* a column of texts"),
     ],
 )
 def test_what_is_no_text_is_refused(pipe, inputs, message):
@@ -258,8 +301,11 @@ def test_what_is_no_text_is_refused(pipe, inputs, message):
 
 
 def test_an_unknown_parameter_is_refused(pipe):
-    with pytest.raises(TypeError, match="top_k"):
+    message = "'family-relations' has no parameter top_k: it has threshold, scores, batch_size and num_workers"
+    with pytest.raises(TypeError, match=message):
         pipe(SENTENCE, top_k=None)
+    with pytest.raises(TypeError, match=message):
+        pipeline("family-relations", model=pipe.model, tokenizer=pipe.tokenizer, top_k=2)
 
 
 def test_truncation_is_said(pipe, family_model, encoder_tokenizer, caplog):

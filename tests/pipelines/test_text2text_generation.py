@@ -1,6 +1,7 @@
 import logging
 from copy import deepcopy
 
+import pandas as pd
 import pytest
 import torch
 from transformers import (
@@ -122,8 +123,13 @@ def test_forms_of_inputs_and_outputs(pipe):
     nested = pipe(TEXTS, batch_size=3, **several)
     assert [len(sequences) for sequences in nested] == [2] * len(TEXTS)
     assert nested == [pipe(text, **several) for text in TEXTS]
-    with pytest.raises(ValueError, match="The input is None, expected a text"):
-        pipe([None])
+    for inputs, message in (
+        ([None], "The input is None, expected a text"),
+        (b"a", "The input is b'a', expected a text"),
+        (pd.DataFrame({"text": TEXTS}), "the columns text: pass the column of texts"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            pipe(inputs)
 
 
 def test_generate_arguments_at_construction_and_in_the_call(seq2seq_model, seq2seq_tokenizer):

@@ -218,3 +218,17 @@ def test_predictions_are_logits_alone(sibling, rows, collator, tokenizers, tmp_p
     assert isinstance(found.predictions, np.ndarray)
     assert found.predictions.shape == (len(TEXTS), longest, len(tokenizer))
     assert found.label_ids.shape == (len(TEXTS), longest)
+
+
+def test_smoothed_labels_are_those_of_the_next_tokens(tokenizers, tmp_path):
+    """Trainer shifts them for the classes whose names it knows."""
+    tokenizer = tokenizers[DECODER]
+    model = build(DECODER, "language_model", tokenizer)
+    trainer = Trainer(model, arguments(tmp_path, label_smoothing_factor=0.1))
+    batch = DataCollatorForTokenClassification(tokenizer)(causal(tokenizer))
+    with torch.no_grad():
+        smoothed = trainer.compute_loss(model, dict(batch))
+        logits = model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1]
+    targets = batch["labels"][:, 1:].flatten()
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets, label_smoothing=0.1)
+    torch.testing.assert_close(smoothed, expected, atol=1e-5, rtol=1e-5)

@@ -184,6 +184,24 @@ def test_markdown_table_has_one_row_a_label_and_two_means():
     assert lines[4].startswith("| macro mean | 0.500") and lines[5].startswith("| micro mean | 0.500 | 1.000")
 
 
+@pytest.mark.parametrize(
+    ("label", "cell"),
+    [
+        ("a\nb\r\n", "`a b`"),
+        ("a`b", "``a`b``"),
+        ("`a``", "``` `a`` ```"),
+        ("", "` `"),
+        ("|`", "`` \\|` ``"),
+    ],
+)
+def test_labels_of_any_characters_keep_to_their_cell(label, cell):
+    scores = multilabel_scores([[1, 1]], [[1, 0]], [label, "b"])
+    lines = metrics.markdown_table(scores).splitlines()
+    assert lines[2] == f"| {cell} | 1.000 | 1.000 | 1.000 | 1 |"
+    assert len(lines) == 6
+    assert len(scores_table({"model": scores}).splitlines()) == 8
+
+
 def test_markdown_table_shows_the_intervals_that_there_are():
     scores = multilabel_scores([[1, 1]], [[1, 0]], ["macro", "b"])  # a label may be called like a mean
     assert "95 %" not in metrics.markdown_table(scores)

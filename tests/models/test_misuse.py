@@ -1,0 +1,213 @@
+"""What a user does by mistake is refused where it is done, with the way out, not computed silently."""
+
+import pytest
+import torch
+from transformers import EncoderDecoderConfig, EncoderDecoderModel
+from transformers.models.gpt2 import GPT2Config, GPT2Model
+
+import fratrie
+from combinations import CONFIGS, DECODER, ENCODER, FULL, HEADS, SEQ2SEQ, SIBLINGS, SLIDING, case_of, padded_inputs
+
+CLASSES = [(sibling, head, classes[0]) for sibling in SIBLINGS for head, classes in HEADS[sibling].items()]
+CLASSES.append((ENCODER, "image_classification", fratrie.FratrieEncoderForImageClassification))
+WRONG = [
+    pytest.param(model_class, wrong, id=f"{sibling}-{head}-{wrong}")
+    for sibling, head, model_class in CLASSES
+    for wrong in SIBLINGS
+    if wrong != sibling
+]
+
+
+@pytest.mark.parametrize(("model_class", "wrong"), WRONG)
+def test_a_model_refuses_the_configuration_of_another_sibling(model_class, wrong):
+    config = case_of(wrong).config()
+    with pytest.raises(ValueError, match=f"{model_class.__name__}.*{model_class.config_class.model_type}.*") as error:
+        model_class(config)
+    assert config.model_type in str(error.value)
+
+
+def test_a_model_refuses_the_configuration_of_a_family_and_takes_one_that_derives_from_its_own():
+    with pytest.raises(ValueError, match=r"FratrieDecoderModel.*'fratrie_decoder'.*'gpt2'"):
+        fratrie.FratrieDecoderModel(GPT2Config(n_embd=8, n_head=2, n_layer=1))
+
+    class OwnConfig(fratrie.FratrieDecoderConfig):
+        model_type = "own"
+
+    fratrie.FratrieDecoderModel(OwnConfig(**vars_of(case_of(DECODER))))
+
+
+def vars_of(case):
+    """The fields that a tiny configuration of this case is made of."""
+    from combinations import SIZES
+
+    return {**SIZES, **case.combination.fields}
+
+
+@pytest.mark.parametrize(("folder", "right"), [(ENCODER, DECODER), (DECODER, ENCODER), (DECODER, SEQ2SEQ)])
+def test_loading_refuses_the_configuration_of_another_sibling(tmp_path, folder, right):
+    model = case_of(folder).build()
+    model.save_pretrained(tmp_path)
+    loader = HEADS[right]["language_model"][0]
+    with pytest.raises(ValueError, match=f"{loader.__name__}.*'fratrie_{right}'.*'fratrie_{folder}'"):
+        loader.from_pretrained(tmp_path, config=model.config)
+
+
+def cross_attending_decoder(**fields):
+    return case_of(DECODER).build(add_cross_attention=True, cross_attention_hidden_size=24, **fields)
+
+
+def encoder_side():
+    states = torch.randn(2, 5, 24)
+    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+    return {"encoder_hidden_states": states, "encoder_attention_mask": mask}
+
+
+def naive_generation(forward, ids, new_tokens):
+    for _ in range(new_tokens):
+        ids = torch.cat([ids, forward(ids).logits[:, -1:].argmax(-1)], dim=1)
+    return ids
+
+
+GENERATION = {"do_sample": False, "max_new_tokens": 6, "eos_token_id": None}
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+@pytest.mark.parametrize("fields", [{}, {"layer_types": [SLIDING, FULL], "sliding_window": 3}], ids=["full", "sliding"])
+@torch.no_grad()
+def test_a_decoder_with_cross_attention_generates_as_a_naive_loop_does(fields, use_cache):
+    model, sources = cross_attending_decoder(**fields), encoder_side()
+    ids = torch.randint(3, 71, (2, 4))
+    given = naive_generation(lambda tokens: model(tokens, use_cache=False, **sources), ids, 6)
+    found = model.generate(ids, attention_mask=torch.ones_like(ids), use_cache=use_cache, **GENERATION, **sources)
+    assert torch.equal(found, given)
+    other = {**sources, "encoder_attention_mask": torch.ones(2, 5, dtype=torch.long)}
+    assert not torch.allclose(model(ids, **sources).logits[1], model(ids, **other).logits[1])
+
+
+@torch.no_grad()
+def test_beams_keep_the_encoder_states_of_their_row():
+    model, sources = cross_attending_decoder(), encoder_side()
+    ids = torch.randint(3, 71, (2, 4))
+    options = {**GENERATION, "num_beams": 3}
+    together = model.generate(ids, attention_mask=torch.ones_like(ids), **options, **sources)
+    for row in range(2):
+        alone = {name: value[row : row + 1] for name, value in sources.items()}
+        one = ids[row : row + 1]
+        assert torch.equal(model.generate(one, attention_mask=torch.ones_like(one), **options, **alone)[0], together[row])
+
+
+@torch.no_grad()
+def test_encoder_and_decoder_work_in_hugging_faces_encoder_decoder_model(tmp_path):
+    encoder, decoder = case_of(ENCODER).build("base"), case_of(DECODER).build(add_cross_attention=True)
+    config = EncoderDecoderConfig.from_encoder_decoder_configs(encoder.config, decoder.config)
+    model = EncoderDecoderModel(config=config, encoder=encoder, decoder=decoder).eval()
+    inputs = padded_inputs(ENCODER)
+    start = torch.full((len(inputs["input_ids"]), 1), 1)
+    given = naive_generation(lambda tokens: model(**inputs, decoder_input_ids=tokens, use_cache=False), start, 6)
+    options = {**GENERATION, "decoder_start_token_id": 1, "pad_token_id": 0}
+    assert torch.equal(model.generate(**inputs, **options), given)
+    model.save_pretrained(tmp_path)
+    assert torch.equal(EncoderDecoderModel.from_pretrained(tmp_path).eval().generate(**inputs, **options), given)
+
+
+@pytest.mark.parametrize(("sibling", "head"), [(sibling, head) for sibling, head, _ in CLASSES[:-1]
+                                               if sibling != SEQ2SEQ])  # fmt: skip
+def test_encoder_states_are_refused_without_cross_attention(sibling, head):
+    model = case_of(sibling).build(head)
+    with pytest.raises(ValueError, match="add_cross_attention=True"):
+        model(**padded_inputs(sibling), encoder_hidden_states=torch.randn(3, 5, 32))
+
+
+def test_hugging_faces_gpt2_refuses_encoder_states_as_well():
+    with pytest.raises(ValueError, match="cross-attention"):
+        GPT2Model(GPT2Config(n_embd=8, n_head=2, n_layer=1))(
+            torch.ones(1, 2, dtype=torch.long), encoder_hidden_states=torch.randn(1, 3, 8)
+        )
+
+
+@pytest.mark.parametrize("sibling", [DECODER, SEQ2SEQ])
+def test_a_causal_window_of_one_token_is_refused(sibling):
+    fields = {"layer_types": [SLIDING, FULL], "sliding_window": 1}
+    with pytest.raises(ValueError, match=r"sliding_window=1.*at least 2"):
+        CONFIGS[sibling](**vars_of(case_of(sibling)), **({"decoder": fields} if sibling == SEQ2SEQ else fields))
+    assert case_of(ENCODER).config(**fields).sliding_window == 1
+
+
+@pytest.mark.parametrize("window", [2, 3])
+@torch.no_grad()
+def test_the_smallest_causal_windows_generate_alike_with_a_cache_and_without(window):
+    model = case_of(DECODER).build(layer_types=[SLIDING, SLIDING], sliding_window=window)
+    ids = torch.randint(3, 71, (2, 6))
+    found = [model.generate(ids, attention_mask=torch.ones_like(ids), use_cache=use_cache, **GENERATION)
+             for use_cache in (True, False)]  # fmt: skip
+    assert torch.equal(*found)
+
+
+EDITS = {
+    "num_hidden_layers": (3, r"layer_types has 2 entries for num_hidden_layers=3"),
+    "position_type": ("rotary", r"rope_parameters.*rope_theta"),
+    "num_experts": (4, r"num_experts=4.*mlp_layer_types"),
+    "layer_types": (None, r"layer_types has 0 entries"),
+    "mlp_layer_types": (["sparse", "dense"], r"num_experts=0: set num_experts"),
+    "num_key_value_heads": (3, r"num_key_value_heads=3"),
+    "eos_token_id": (500, r"eos_token_id=500"),
+}
+
+
+@pytest.mark.parametrize("sibling", SIBLINGS)
+@pytest.mark.parametrize("head", ["base", "language_model"])
+@pytest.mark.parametrize("field", EDITS)
+def test_a_configuration_that_was_edited_into_a_contradiction_builds_no_model(sibling, head, field):
+    config = case_of(sibling).config()
+    value, message = EDITS[field]
+    setattr(config.decoder if sibling == SEQ2SEQ else config, field, value)
+    with pytest.raises(ValueError, match=message):
+        HEADS[sibling][head][0](config)
+
+
+ROPES = [
+    {"rope_theta": 100.0},
+    {"rope_type": "default"},
+    {FULL: {"rope_theta": 100.0}},
+    {FULL: {"rope_type": "default"}},
+    {FULL: 3},
+]
+
+
+@pytest.mark.parametrize("parameters", ROPES)
+def test_rotary_parameters_that_were_edited_into_an_incomplete_set_build_no_model(parameters):
+    config = case_of(DECODER, "llama").config()
+    config.rope_parameters = parameters
+    with pytest.raises(ValueError, match=r"rope_t"):
+        fratrie.FratrieDecoderModel(config)
+
+
+def test_a_configuration_that_was_edited_in_full_builds_a_model():
+    config = case_of(DECODER).config()
+    config.num_experts, config.mlp_layer_types = 4, ["sparse", "dense"]
+    config.position_type, config.rope_parameters = "rotary", {"rope_type": "default", "rope_theta": 100.0}
+    model = fratrie.FratrieDecoderForCausalLM(config)
+    assert model.model.layers[0].feed_forward.router is not None and model.model.rotary_emb is not None
+
+
+SPECIAL = [(sibling, name) for sibling in SIBLINGS for name in ("pad_token_id", "bos_token_id", "eos_token_id")]
+
+
+@pytest.mark.parametrize(("sibling", "name"), [*SPECIAL, (SEQ2SEQ, "decoder_start_token_id")])
+def test_resizing_below_a_special_token_is_refused_and_changes_nothing(sibling, name, tmp_path):
+    model = case_of(sibling).build(**{name: 40})
+    with pytest.raises(ValueError, match=f"{name}=40"):
+        model.resize_token_embeddings(40)
+    assert model.config.vocab_size == model.get_input_embeddings().weight.shape[0] == 71
+    model.resize_token_embeddings(41)
+    model.save_pretrained(tmp_path)
+    assert type(model).from_pretrained(tmp_path).config.vocab_size == 41
+
+
+def test_resizing_counts_the_size_after_padding_and_every_end_token():
+    model = case_of(DECODER).build(eos_token_id=[2, 41])
+    with pytest.raises(ValueError, match="eos_token_id=41"):
+        model.resize_token_embeddings(33, pad_to_multiple_of=8)
+    assert model.resize_token_embeddings(41, pad_to_multiple_of=8).weight.shape[0] == 48
+    assert model.resize_token_embeddings(None).weight.shape[0] == 48
+    assert model.resize_token_embeddings(pad_to_multiple_of=32).weight.shape[0] == 64
