@@ -148,8 +148,9 @@ def _replace_entries(config: dict[str, Any], entries: dict[str, dict[str, Any]])
 
 def _is_ours(entry: Any) -> bool:
     reference = entry.get("impl") if isinstance(entry, dict) else entry
-    models = [own for _, ours in AUTO_CLASSES for own in (ours, ours.config_class)]
-    return reference in map(_reference, [*models, FamilyRelationsPipeline, Text2TextGenerationPipeline])
+    classes: list[Any] = [FamilyRelationsPipeline, Text2TextGenerationPipeline]
+    classes += [own for _, ours in AUTO_CLASSES for own in (ours, ours.config_class)]
+    return reference in [_reference(own) for own in classes]
 
 
 def _reference(own_class: type) -> str:

@@ -342,6 +342,8 @@ def _card(current: Run, scores: dict[str, Scores], seconds: float) -> CardFacts:
 def _limits(current: Run) -> list[str]:
     longest = max(len(row["input_ids"]) for row in current.rows["train"])
     limits = [f"The longest training text had {longest} tokens; longer texts are outside of what it has seen."]
+    if current.model.config.problem_type == MULTI_LABEL and not current.choices.tune_thresholds:
+        limits.append("A label is given above a probability of 0.5.")
     if current.choices.tune_thresholds:
         count = len(current.rows["validation"])
         limits.append(f"Thresholds were tuned on {count} validation texts, so the scores there are optimistic.")

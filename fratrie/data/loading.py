@@ -184,7 +184,7 @@ def _splitter(cells: Sequence[Any], names: list[str] | None, multi_label: bool |
     if multi_label is None and any(len(cell.split()) > 1 for cell in strings):
         logger.warning(
             "labels with spaces are read as several labels each; if a name holds spaces, "
-            "give label_names or multi_label=False"
+            "name all labels (label_names) or ask for one label a text"
         )
     return str.split
 

@@ -85,9 +85,11 @@ class _CarriedPipelines(dict[str, Any]):
         return super().__contains__(task) and task not in PIPELINE_REGISTRY.get_supported_tasks()
 
 
-def _code_is_in(folder: Path, entry: str | dict[str, Any]) -> bool:
-    reference = entry["impl"] if isinstance(entry, dict) else entry
-    return "--" in reference or (folder / f"{reference.split('.')[0]}.py").is_file()  # `repository--file.Class`
+def _code_is_in(folder: Path, entry: str | list[str | None] | dict[str, Any]) -> bool:
+    given = entry["impl"] if isinstance(entry, dict) else entry
+    references = [name for name in given if name] if isinstance(given, list) else [given]  # slow and fast tokenizer
+    # `repository--file.Class`
+    return all("--" in name or (folder / f"{name.split('.')[0]}.py").is_file() for name in references)
 
 
 def reject_unknown_fields(

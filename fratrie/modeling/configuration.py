@@ -370,8 +370,8 @@ class FratrieConfig(FratrieBaseConfig):
         types = set(self.layer_types or [])
         self._require(
             one_set or (set(parameters) == types and all(parameters.values())),
-            f"rope_parameters={parameters} must be one set, such as {{'rope_type': 'default', 'rope_theta': 10000.0}}, "
-            f"or one for each of the layer types {sorted(types)}.",
+            f"rope_parameters={parameters} must be one set, or one for each of the layer types {sorted(types)}; "
+            "a set is, for example, {'rope_type': 'default', 'rope_theta': 10000.0}.",
         )
         known = ["default", *ROPE_INIT_FUNCTIONS]
         for rope in [parameters] if one_set else parameters.values():

@@ -52,9 +52,10 @@ class TextPipeline(Pipeline):
             torch, an iterator that reads the inputs as it goes.
 
         Raises:
-            ValueError: an input is not a text, or has no token, or is a table of columns; batches with a tokenizer that has no padding token.
+            ValueError: an input is not a text, or has no token; a table in place of a column; batches with a tokenizer
+                that has no padding token.
         """
-        if isinstance(inputs, (str, Mapping, bytes, bytearray, memoryview)):  # bytes are one input, which is no text
+        if isinstance(inputs, (str, Mapping, bytes, bytearray, memoryview)):  # bytes, too, are one input, if no text
             return super().__call__(inputs, *args, **kwargs)
         _refuse_table(inputs)
         if isinstance(inputs, Sized) and not len(inputs):
@@ -126,8 +127,8 @@ def read_text(item: Any) -> str:
         return text
     if isinstance(item, Mapping):
         raise ValueError(
-            f"The input has the fields {sorted(map(str, item))}, but no text in a field 'text': give a row with one, or "
-            "a column of texts by itself."
+            f"The input has the fields {sorted(map(str, item))}, but no text in a field 'text': give a row "
+            "with one, or a column of texts by itself."
         )
     raise ValueError(f"The input is {item!r}, expected a text.")
 

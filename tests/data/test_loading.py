@@ -96,7 +96,7 @@ def test_names_with_spaces(tmp_path, caplog):
     assert names(load_labelled(path, multi_label=False)) == ["very happy", "sad"]
     assert not caplog.records
     assert names(load_labelled(path)) == [["happy", "very"], ["sad"]]
-    assert "read as several labels each; if a name holds spaces, give label_names" in caplog.text
+    assert "read as several labels each; if a name holds spaces, name all labels (label_names)" in caplog.text
     rows[1]["labels"] = "sad|very happy"
     path = make_rows(tmp_path / "rows.csv", rows)
     assert names(load_labelled(path)) == [["very happy"], ["sad", "very happy"]]

@@ -2,11 +2,23 @@
 
 import pytest
 import torch
+from combinations import (
+    CONFIGS,
+    DECODER,
+    ENCODER,
+    FULL,
+    HEADS,
+    SEQ2SEQ,
+    SIBLINGS,
+    SIZES,
+    SLIDING,
+    case_of,
+    padded_inputs,
+)
 from transformers import EncoderDecoderConfig, EncoderDecoderModel
 from transformers.models.gpt2 import GPT2Config, GPT2Model
 
 import fratrie
-from combinations import CONFIGS, DECODER, ENCODER, FULL, HEADS, SEQ2SEQ, SIBLINGS, SLIDING, case_of, padded_inputs
 
 CLASSES = [(sibling, head, classes[0]) for sibling in SIBLINGS for head, classes in HEADS[sibling].items()]
 CLASSES.append((ENCODER, "image_classification", fratrie.FratrieEncoderForImageClassification))
@@ -38,8 +50,6 @@ def test_a_model_refuses_the_configuration_of_a_family_and_takes_one_that_derive
 
 def vars_of(case):
     """The fields that a tiny configuration of this case is made of."""
-    from combinations import SIZES
-
     return {**SIZES, **case.combination.fields}
 
 
@@ -72,7 +82,9 @@ GENERATION = {"do_sample": False, "max_new_tokens": 6, "eos_token_id": None}
 
 
 @pytest.mark.parametrize("use_cache", [True, False])
-@pytest.mark.parametrize("fields", [{}, {"layer_types": [SLIDING, FULL], "sliding_window": 3}], ids=["full", "sliding"])
+@pytest.mark.parametrize(
+    "fields", [{}, {"layer_types": [SLIDING, FULL], "sliding_window": 3}], ids=["full", "sliding"]
+)
 @torch.no_grad()
 def test_a_decoder_with_cross_attention_generates_as_a_naive_loop_does(fields, use_cache):
     model, sources = cross_attending_decoder(**fields), encoder_side()
@@ -93,7 +105,8 @@ def test_beams_keep_the_encoder_states_of_their_row():
     for row in range(2):
         alone = {name: value[row : row + 1] for name, value in sources.items()}
         one = ids[row : row + 1]
-        assert torch.equal(model.generate(one, attention_mask=torch.ones_like(one), **options, **alone)[0], together[row])
+        found = model.generate(one, attention_mask=torch.ones_like(one), **options, **alone)
+        assert torch.equal(found[0], together[row])
 
 
 @torch.no_grad()
