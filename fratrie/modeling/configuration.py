@@ -263,6 +263,18 @@ class FratrieConfig(FratrieBaseConfig):
             self.rope_parameters = None
         self.validate_architecture()  # here, since what `strict` raises is no ValueError
 
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Make a configuration of saved fields and changed ones (see Hugging Face's method).
+
+        Fewer `num_hidden_layers` are the first ones. Hugging Face would set what changes after the construction,
+        without the defaults that follow from it.
+        """
+        changed = {name: kwargs.pop(name) for name in _STACK_FIELDS & kwargs.keys()}
+        if changed.get("num_hidden_layers") is not None:
+            config_dict = _first_layers(config_dict, changed["num_hidden_layers"])
+        return super().from_dict({**config_dict, **changed}, **kwargs)
+
     def validate_architecture(self) -> None:
         """Refuse contradictory fields; called at construction, when a model is built, and before saving.
 
@@ -614,6 +626,15 @@ _STACK_FIELDS = frozenset(field.name for field in fields(FratrieConfig)) - {
 }
 
 
+def _first_layers(saved: dict[str, Any], number: int) -> dict[str, Any]:
+    """The saved fields of a stack that has only its first layers."""
+    cut = {name: saved[name][:number] for name in ("layer_types", "mlp_layer_types") if saved.get(name)}
+    rope = saved.get("rope_parameters")
+    if rope and "rope_type" not in rope:  # a set a layer type, of which some may be gone
+        cut["rope_parameters"] = {kind: rope[kind] for kind in rope if kind in cut.get("layer_types", rope)}
+    return {**saved, **cut, "num_hidden_layers": number}
+
+
 # What an encoder-decoder answers of its stacks, and hands on to them.
 _STACK_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads")
 _TOKENS = ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")
@@ -634,7 +655,8 @@ class FratrieSeq2SeqConfig(FratrieBaseConfig):
         lm_head_bias: bias of the output layer.
         scale_decoder_outputs: multiply what the output layer reads by `hidden_size ** -0.5` (Raffel et al. 2020).
         use_cache: keep keys, values and states for generation.
-        decoder_start_token_id: first token of every output (`pad_token_id` by default).
+        decoder_start_token_id: first token of every output (`pad_token_id` by default). Special tokens that are not
+            given at the top are the decoder's.
         foreign_fields: as in `FratrieConfig`.
     """
 
@@ -684,11 +706,23 @@ class FratrieSeq2SeqConfig(FratrieBaseConfig):
                 setattr(self, name, stack)
         encoder, decoder = self.stacks
         self.vocab_size = decoder.vocab_size
+        for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+            if getattr(self, name) is None:
+                setattr(self, name, getattr(decoder, name))
         decoder.cross_attention_hidden_size = encoder.hidden_size
         if self.decoder_start_token_id is None:
             self.decoder_start_token_id = self.pad_token_id
         super().__post_init__(**kwargs)
         self.validate_architecture()
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Make a configuration of saved fields and changed ones (see `FratrieConfig.from_dict`)."""
+        number = kwargs.pop("num_hidden_layers", None)
+        if number is not None:
+            stacks = {name: _first_layers(config_dict.get(name) or {}, number) for name in ("encoder", "decoder")}
+            config_dict = {**config_dict, **stacks}
+        return super().from_dict(config_dict, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name in _STACK_SIZES:

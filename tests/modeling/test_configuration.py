@@ -601,6 +601,18 @@ def test_contradictions_between_the_stacks_are_refused(settings, message):
         FratrieSeq2SeqConfig(**{**base, **settings})
 
 
+def test_special_tokens_of_two_complete_stacks_are_the_decoders():
+    ids = {"pad_token_id": 3, "bos_token_id": 1, "eos_token_id": [2, 4]}
+    base = {name: value for name, value in TINY.items() if name not in ("num_labels", *ids)}
+    stacks = {
+        "encoder": FratrieEncoderConfig(**base, pad_token_id=5),
+        "decoder": FratrieDecoderConfig(**base, **ids, add_cross_attention=True),
+    }
+    config = FratrieSeq2SeqConfig(**stacks)
+    assert {name: getattr(config, name) for name in ids} == ids and config.decoder_start_token_id == 3
+    assert FratrieSeq2SeqConfig(**stacks, pad_token_id=0).pad_token_id == 0
+
+
 UNBUILDABLE = [
     (FratrieEncoderModel, {"vocab_size": 0}, r"vocab_size=0 must be at least 1"),
     (FratrieDecoderModel, {"hidden_size": 0}, r"hidden_size=0 must be at least 1"),

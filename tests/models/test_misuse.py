@@ -14,9 +14,11 @@ from combinations import (
     SLIDING,
     case_of,
     padded_inputs,
+    stack_configs,
 )
 from transformers import EncoderDecoderConfig, EncoderDecoderModel
 from transformers.models.gpt2 import GPT2Config, GPT2Model
+from transformers.models.mistral import MistralConfig, MistralModel
 
 import fratrie
 
@@ -146,6 +148,16 @@ def test_a_causal_window_of_one_token_is_refused(sibling):
     assert case_of(ENCODER).config(**fields).sliding_window == 1
 
 
+@torch.no_grad()
+def test_hugging_faces_mistral_computes_otherwise_with_a_cache_for_a_window_of_one_token():
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = MistralModel(MistralConfig(vocab_size=9, num_key_value_heads=2, sliding_window=1, **sizes)).eval()
+    ids = torch.tensor([[1, 2, 3, 4, 5]])
+    cache = model(ids[:, :4], use_cache=True).cache
+    cached = model(ids[:, 4:], cache=cache).last_hidden_state
+    assert not torch.allclose(cached, model(ids, use_cache=False).last_hidden_state[:, 4:], atol=1e-5)
+
+
 @pytest.mark.parametrize("window", [2, 3])
 @torch.no_grad()
 def test_the_smallest_causal_windows_generate_alike_with_a_cache_and_without(window):
@@ -224,3 +236,33 @@ def test_resizing_counts_the_size_after_padding_and_every_end_token():
     assert model.resize_token_embeddings(41, pad_to_multiple_of=8).weight.shape[0] == 48
     assert model.resize_token_embeddings(None).weight.shape[0] == 48
     assert model.resize_token_embeddings(pad_to_multiple_of=32).weight.shape[0] == 64
+
+
+@pytest.mark.parametrize("sibling", SIBLINGS)
+@pytest.mark.parametrize("combination", ["default", "rotary_by_layer_type", "shared_experts"])
+def test_fewer_layers_asked_for_at_loading_are_the_first_ones(sibling, combination, tmp_path):
+    sparse_first = {"mlp_layer_types": ["sparse", "dense"]} if combination == "shared_experts" else {}
+    whole = case_of(sibling, combination).build(**sparse_first)
+    whole.save_pretrained(tmp_path)
+    model = type(whole).from_pretrained(tmp_path, num_hidden_layers=1)
+    for part, full in zip(stack_configs(model.config), stack_configs(whole.config), strict=True):
+        assert part.num_hidden_layers == 1
+        assert (part.layer_types, part.mlp_layer_types) == (full.layer_types[:1], full.mlp_layer_types[:1])
+    weights = whole.state_dict()
+    assert all(torch.equal(weights[name], weight) for name, weight in model.state_dict().items())
+    model.save_pretrained(tmp_path / "again")
+    assert type(whole).from_pretrained(tmp_path / "again").config.num_hidden_layers == 1
+
+
+def test_fields_given_at_loading_get_their_defaults_as_at_construction(tmp_path):
+    whole = case_of(DECODER).build()
+    whole.save_pretrained(tmp_path)
+    config, unused = type(whole.config).from_pretrained(
+        tmp_path, position_type="rotary", id2label={0: "a"}, layer_types=None, return_unused_kwargs=True, other=1
+    )
+    assert config.rope_parameters == {"rope_type": "default", "rope_theta": 10_000.0}
+    assert config.layer_types == [FULL, FULL] and config.num_labels == 1 and unused == {"other": 1}
+    with pytest.raises(ValueError, match="layer_types has 2 entries for num_hidden_layers=3"):
+        type(whole).from_pretrained(tmp_path, num_hidden_layers=3)
+    with pytest.raises(ValueError, match=r"num_experts=4.*mlp_layer_types"):
+        type(whole).from_pretrained(tmp_path, num_experts=4)
