@@ -7,7 +7,7 @@ one language reach a small part. Cutting the rest away changes no output (Abdaou
 import copy
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -97,16 +97,22 @@ def _special_ids(config: PreTrainedConfig | GenerationConfig) -> list[tuple[str,
     return [(name, value if isinstance(value, list) else [value]) for name, value in fields if value is not None]
 
 
-def _renumber(config: PreTrainedConfig | GenerationConfig, new_ids: dict[int, int]) -> None:
-    for name, ids in _special_ids(config):
-        renumbered = [new_ids[token] for token in ids]
-        setattr(config, name, renumbered if isinstance(getattr(config, name), list) else renumbered[0])
+def _renumber(configs: Sequence[PreTrainedConfig | GenerationConfig], new_ids: dict[int, int]) -> None:
+    found = []
+    for config in configs:
+        for name, ids in _special_ids(config):
+            renumbered = [new_ids[token] for token in ids]
+            found.append((config, name, renumbered if isinstance(getattr(config, name), list) else renumbered[0]))
+    # Set once all is read: an encoder-decoder's configuration hands on to its stacks what is set in it.
+    for config, name, value in found:
+        setattr(config, name, value)
 
 
 def _prune_model(model: Model, kept: list[int], new_ids: dict[int, int]) -> Model:
     config = copy.deepcopy(model.config)
-    for part in _with_stacks(config):
-        _renumber(part, new_ids)
+    parts = list(_with_stacks(config))
+    _renumber(parts, new_ids)
+    for part in parts:
         part.vocab_size = len(kept)
     pruned = type(model)(config)
     pruned.to(device=model.device, dtype=model.dtype)  # type: ignore[call-arg] # transformers wraps it
@@ -120,7 +126,7 @@ def _prune_model(model: Model, kept: list[int], new_ids: dict[int, int]) -> Mode
     )
     if model.can_generate():
         pruned.generation_config = copy.deepcopy(model.generation_config)
-        _renumber(pruned.generation_config, new_ids)
+        _renumber([pruned.generation_config], new_ids)
     return pruned.train(model.training)
 
 
