@@ -36,7 +36,7 @@ TEMPLATE = """---
 import fratrie  # registers the model
 from transformers import pipeline
 
-use = pipeline("{{ facts.task }}", model="path/to/this/folder")
+use = pipeline("{{ facts.task }}", model="path/to/this/folder"{{ ", top_k=None" if classifies }})
 ```
 
 ## Training
@@ -113,7 +113,14 @@ def model_card(facts: CardFacts) -> ModelCard:
     )
     duration = "duration not measured" if facts.seconds is None else f"{facts.seconds:.0f} seconds in all"
     arguments = json.dumps(dict(facts.arguments), indent=2, ensure_ascii=False, default=str)
-    return ModelCard.from_template(data, template_str=TEMPLATE, facts=facts, duration=duration, arguments=arguments)
+    return ModelCard.from_template(
+        data,
+        template_str=TEMPLATE,
+        facts=facts,
+        duration=duration,
+        arguments=arguments,
+        classifies=facts.task == "text-classification",  # whose pipeline gives one label alone by default
+    )
 
 
 def write_model_card(facts: CardFacts, folder: str | os.PathLike[str]) -> Path:

@@ -101,7 +101,11 @@ def test_the_default_is_the_shipped_corpus(finetune, samples):
     assert list(metrics["test"]["f1"]) == ["+", "-", "0", "i", "j", "f", "s", "p", "m", "a", "t"]
     card = ModelCard.load(out / "README.md")
     assert card.data.language == "fr" and "machine-written" in card.text
-    for text in ("by a bootstrap of 2000 draws", "above a probability of 0.5", 'pipeline("text-classification"'):
+    for text in (
+        "by a bootstrap of 2000 draws",
+        "above a probability of 0.5",
+        'pipeline("text-classification", model="path/to/this/folder", top_k=None)',
+    ):
         assert text in card.text
     assert "texts are longer than 48 tokens and were cut" in stderr
 
