@@ -7,12 +7,7 @@ also load the checkpoints of the families in `fratrie.conversion`.
 from .auto_classes import register_auto_classes
 from .conversion.models import register_loaders
 from .export import export_code
-from .modeling.configuration import (
-    FratrieDecoderConfig,
-    FratrieEncoderConfig,
-    FratrieSeq2SeqConfig,
-    norm_slots,
-)
+from .modeling.configuration import FratrieDecoderConfig, FratrieEncoderConfig, norm_slots
 from .modeling.decoder import (
     FratrieDecoderForCausalLM,
     FratrieDecoderForSequenceClassification,
@@ -26,6 +21,7 @@ from .modeling.encoder import (
     FratrieEncoderModel,
 )
 from .modeling.seq2seq import FratrieSeq2SeqForConditionalGeneration, FratrieSeq2SeqModel
+from .modeling.seq2seq_configuration import FratrieSeq2SeqConfig
 from .modeling.stack import FratriePreTrainedModel
 from .pipelines.registration import register_pipelines
 from .presets import PRESETS, preset

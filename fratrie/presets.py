@@ -9,12 +9,8 @@ import difflib
 import math
 from typing import Any
 
-from .modeling.configuration import (
-    FratrieDecoderConfig,
-    FratrieEncoderConfig,
-    FratrieSeq2SeqConfig,
-    norm_slots,
-)
+from .modeling.configuration import FratrieDecoderConfig, FratrieEncoderConfig, norm_slots
+from .modeling.seq2seq_configuration import FratrieSeq2SeqConfig
 
 _SIBLINGS = {"encoder": FratrieEncoderConfig, "decoder": FratrieDecoderConfig, "seq2seq": FratrieSeq2SeqConfig}
 

@@ -147,9 +147,9 @@ def _write_theirs(folder: Path, name: str, model_type: str | None) -> PreTrained
 
 
 def _read_theirs(folder: Path, name: str, config: PreTrainedConfig) -> PreTrainedModel:
-    recipe = find_recipe(config.model_type)
+    find_recipe(config.model_type)  # of an unknown family there is no class to name
     try:
-        head = recipe.head(name) if name else recipe.heads[0]
+        recipe, head = find_recipe(config.model_type, name or None)
     except ValueError as error:
         raise ValueError(f"{error} Name one of them with --architecture.") from error
     model = load_checkpoint(head.ours, folder)

@@ -3,6 +3,7 @@
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start, too
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import pytest

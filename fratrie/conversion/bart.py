@@ -5,8 +5,9 @@ from dataclasses import replace
 
 from transformers import PreTrainedConfig
 
-from fratrie.modeling.configuration import FratrieSeq2SeqConfig, norm_slots
+from fratrie.modeling.configuration import norm_slots
 from fratrie.modeling.seq2seq import FratrieSeq2SeqForConditionalGeneration, FratrieSeq2SeqModel
+from fratrie.modeling.seq2seq_configuration import FratrieSeq2SeqConfig
 
 from .recipe import Field, Head, Recipe, Weight, both
 

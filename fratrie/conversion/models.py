@@ -24,6 +24,8 @@ RECIPES: dict[str, Recipe] = {
         *(deepseek.DEEPSEEK_V3, bart.BART, bart.MARIAN, t5.T5, vit.VIT),
     )
 }
+# Encoders of encoder-decoders on their own: further classes of theirs, and another configuration of ours.
+ENCODER_RECIPES: dict[str, Recipe] = {"t5": t5.T5_ENCODER}
 
 
 def register_loaders() -> None:
@@ -39,15 +41,21 @@ _WEIGHT_ARGUMENTS = ("key_mapping", "state_dict", "variant")
 _logger = transformers_logging.get_logger()
 
 
-def find_recipe(model_type: str) -> Recipe:
-    """The recipe of a model type of Hugging Face.
+def find_recipe(model_type: str, class_name: str | None = None) -> tuple[Recipe, Head]:
+    """The recipe of a model type of Hugging Face, and its head of a class of theirs or ours (by default the bare one).
 
     Raises:
         ValueError: when there is none.
     """
     if model_type not in RECIPES:
         raise ValueError(f"No recipe for model type {model_type!r}; there are {', '.join(RECIPES)}.")
-    return RECIPES[model_type]
+    recipes = [recipes[model_type] for recipes in (RECIPES, ENCODER_RECIPES) if model_type in recipes]
+    pairs = [(recipe, head) for recipe in recipes for head in recipe.heads]
+    for recipe, head in pairs:
+        if class_name in (None, head.theirs, head.ours.__name__):
+            return recipe, head
+    known = ", ".join(head.theirs for _, head in pairs)
+    raise ValueError(f"{class_name} has no counterpart for model type {model_type!r}; {known} have.")
 
 
 def from_hf(model: PreTrainedModel) -> FratriePreTrainedModel:
@@ -62,8 +70,7 @@ def from_hf(model: PreTrainedModel) -> FratriePreTrainedModel:
     if isinstance(model, FratriePreTrainedModel):
         raise ValueError(f"{type(model).__name__} is one of our models already: to_hf makes it one of theirs.")
     _require_weights(model)
-    recipe = find_recipe(model.config.model_type)
-    head = recipe.head(type(model).__name__)
+    recipe, head = find_recipe(model.config.model_type, type(model).__name__)
     config = _read_config(recipe, head, model)
     ours = _build(head.ours, config, recipe.read_weights(model.state_dict(), head, model.config), model)
     _keep_generation_config(model, ours)
@@ -86,8 +93,7 @@ def to_hf(model: FratriePreTrainedModel, model_type: str | None = None) -> PreTr
     model_type = model_type or (model.config.foreign_fields or {}).get("model_type")
     if model_type is None:
         raise ValueError(f"This model was not converted: name the model_type to make it, of {', '.join(RECIPES)}.")
-    recipe = find_recipe(model_type)
-    head = recipe.head(type(model).__name__)
+    recipe, head = find_recipe(model_type, type(model).__name__)
     config = recipe.write_config(model.config, head)
     states = recipe.write_weights(model.state_dict(), head, config)
     computed = recipe.computed_weights(head)
@@ -123,8 +129,7 @@ def load_checkpoint(
         config = cast(PreTrainedConfig, AutoConfig.from_pretrained(config))
     is_theirs = getattr(config, "model_type", None) in RECIPES
     their_config: Any = config if is_theirs else AutoConfig.from_pretrained(name, **hub)
-    recipe = find_recipe(their_config.model_type)
-    head = recipe.head(our_class.__name__)
+    recipe, head = find_recipe(their_config.model_type, our_class.__name__)
     dtype = kwargs.pop("dtype", kwargs.pop("torch_dtype", "auto"))
     if is_theirs and kwargs.get("ignore_mismatched_sizes"):
         weights["ignore_mismatched_sizes"] = True

@@ -200,18 +200,6 @@ class Recipe:
         """Their configuration class."""
         return transformers.CONFIG_MAPPING[self.model_type]
 
-    def head(self, name: str) -> Head:
-        """The head with a class of this name, theirs or ours.
-
-        Raises:
-            ValueError: when there is none.
-        """
-        for head in self.heads:
-            if name in (head.theirs, head.ours.__name__):
-                return head
-        known = ", ".join(head.theirs for head in self.heads)
-        raise ValueError(f"{name} has no counterpart for model type {self.model_type!r}; {known} have.")
-
     def read_config(self, theirs: PreTrainedConfig, head: Head) -> PreTrainedConfig:
         """Our configuration of their model.
 
@@ -338,11 +326,12 @@ class Recipe:
             raise ValueError(f"Our block cannot represent this {self.model_type!r} model: {', '.join(wrong)}.")
 
     def _foreign(self, theirs: PreTrainedConfig, head: Head) -> dict[str, Any]:
-        default = self.their_config()
+        # Not those of a built configuration, which makes some defaults of its other fields.
+        defaults = {f.name: f.default for f in fields(cast(Any, self.their_config))}
         kept = {name: getattr(theirs, name, None) for name in sorted(self._kept_fields(head))}
         return {
             "model_type": self.model_type,
-            **{name: value for name, value in kept.items() if value != getattr(default, name, None)},
+            **{name: value for name, value in kept.items() if value != defaults.get(name)},
         }
 
     def _restore_defaults(self, theirs: PreTrainedConfig, head: Head) -> None:

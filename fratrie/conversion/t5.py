@@ -4,8 +4,10 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from fratrie.modeling.configuration import FratrieSeq2SeqConfig, norm_slots
+from fratrie.modeling.configuration import FratrieEncoderConfig, norm_slots
+from fratrie.modeling.encoder import FratrieEncoderForTokenClassification, FratrieEncoderModel
 from fratrie.modeling.seq2seq import FratrieSeq2SeqForConditionalGeneration, FratrieSeq2SeqModel
+from fratrie.modeling.seq2seq_configuration import FratrieSeq2SeqConfig
 
 from .recipe import Field, Head, Recipe, Weight, both
 
@@ -17,6 +19,18 @@ _LAYOUT = {
     "attention_bias": False,
     "attention_output_bias": False,
     "feed_forward_bias": False,
+}
+# Fields that every stack has.
+_STACK = {
+    "vocab_size": ("vocab_size",),
+    "d_model": ("hidden_size",),
+    "d_kv": ("head_dim",),
+    "d_ff": ("intermediate_size",),
+    "num_heads": ("num_attention_heads",),
+    "relative_attention_num_buckets": ("relative_num_buckets",),
+    "relative_attention_max_distance": ("relative_max_distance",),
+    "dropout_rate": ("hidden_dropout", "embedding_dropout", "attention_dropout", "activation_dropout"),
+    "layer_norm_epsilon": ("norm_eps",),
 }
 _GATED = {"is_gated_act": True}
 _PLAIN = {"is_gated_act": False}
@@ -36,19 +50,28 @@ def _feed_forward(theirs: str, ours: str) -> tuple[Weight, ...]:
     )
 
 
-def _stack(stack: str) -> tuple[Weight, ...]:
-    theirs, ours = f"{stack}.block.*.layer", f"{stack}.layers.*"
+def _stack(theirs: str, ours: str) -> tuple[Weight, ...]:
+    block, layer = f"{theirs}block.*.layer", f"{ours}layers.*"
     return (
-        Weight(f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias", f"{stack}.position_bias.table"),
-        Weight(f"{theirs}.0.layer_norm", f"{ours}.mixer_input_norm"),
-        *_attention(f"{theirs}.0.SelfAttention", f"{ours}.mixer"),
-        Weight(f"{stack}.final_layer_norm", f"{stack}.norm"),
+        Weight(f"{theirs}block.0.layer.0.SelfAttention.relative_attention_bias", f"{ours}position_bias.table"),
+        Weight(f"{block}.0.layer_norm", f"{layer}.mixer_input_norm"),
+        *_attention(f"{block}.0.SelfAttention", f"{layer}.mixer"),
+        Weight(f"{theirs}final_layer_norm", f"{ours}norm"),
+    )
+
+
+def _encoder(ours: str) -> tuple[Weight, ...]:
+    return (
+        Weight("shared", f"{ours}embed_tokens"),
+        *_stack("encoder.", ours),
+        *_feed_forward("encoder.block.*.layer.1", f"{ours}layers.*.feed_forward"),
     )
 
 
 def _feed_forward_proj(ours: Any) -> str:
-    kind = ours.decoder.hidden_act
-    return f"gated-{kind.replace('gelu_new', 'gelu')}" if ours.decoder.gated_feed_forward else kind
+    stack = getattr(ours, "decoder", ours)
+    kind = stack.hidden_act
+    return f"gated-{kind.replace('gelu_new', 'gelu')}" if stack.gated_feed_forward else kind
 
 
 def _start(theirs: PreTrainedConfig) -> int | None:
@@ -60,18 +83,9 @@ T5 = Recipe(
     model_type="t5",
     config=FratrieSeq2SeqConfig,
     fields=(
-        Field("vocab_size", both("vocab_size")),
-        Field("d_model", both("hidden_size")),
-        Field("d_kv", both("head_dim")),
-        Field("d_ff", both("intermediate_size")),
+        *(Field(theirs, tuple(stack for name in ours for stack in both(name))) for theirs, ours in _STACK.items()),
         Field("num_layers", "encoder.num_hidden_layers"),
         Field("num_decoder_layers", "decoder.num_hidden_layers"),
-        Field("num_heads", both("num_attention_heads")),
-        Field("relative_attention_num_buckets", both("relative_num_buckets")),
-        Field("relative_attention_max_distance", both("relative_max_distance")),
-        Field("dropout_rate", tuple(name for kind in ("hidden", "embedding", "attention", "activation")
-                                    for name in both(f"{kind}_dropout"))),
-        Field("layer_norm_epsilon", both("norm_eps")),
         Field("scale_decoder_outputs"),
         Field("use_cache"),
         Field("pad_token_id"),
@@ -89,10 +103,8 @@ T5 = Recipe(
         "decoder_start_token_id": lambda ours: ours.decoder_start_token_id,
     },
     weights=(
-        Weight("shared", "encoder.embed_tokens"),
-        *_stack("encoder"),
-        *_feed_forward("encoder.block.*.layer.1", "encoder.layers.*.feed_forward"),
-        *_stack("decoder"),
+        *_encoder("encoder."),
+        *_stack("decoder.", "decoder."),
         Weight("decoder.block.*.layer.1.layer_norm", "decoder.layers.*.cross_attention_input_norm"),
         *_attention("decoder.block.*.layer.1.EncDecAttention", "decoder.layers.*.cross_attention"),
         *_feed_forward("decoder.block.*.layer.2", "decoder.layers.*.feed_forward"),
@@ -105,4 +117,29 @@ T5 = Recipe(
     required={"is_encoder_decoder": True, "is_decoder": False},
     # Output layers of T5 1.1 are matrices of their own although their configurations say that they are tied.
     inert=("initializer_factor", "classifier_dropout", "tie_word_embeddings", "decoder_start_token_id"),
+)  # fmt: skip
+
+T5_ENCODER = Recipe(
+    model_type="t5",
+    config=FratrieEncoderConfig,
+    fields=(
+        *(Field(theirs, ours) for theirs, ours in _STACK.items()),
+        Field("num_layers", "num_hidden_layers"),
+        Field("pad_token_id"),
+        Field("eos_token_id"),
+    ),
+    always={**_LAYOUT, "embedding_norm": None},
+    read={
+        "hidden_act": lambda theirs: theirs.dense_act_fn,
+        "gated_feed_forward": lambda theirs: theirs.is_gated_act,
+    },
+    write={"feed_forward_proj": _feed_forward_proj},
+    weights=_encoder(""),
+    heads=(
+        Head("T5EncoderModel", FratrieEncoderModel),
+        Head("T5ForTokenClassification", FratrieEncoderForTokenClassification, "transformer.",
+             (Weight("classifier", "classifier.out_proj"),), fields=(Field("classifier_dropout"),)),
+    ),
+    required={"is_decoder": False},
+    inert=("initializer_factor", "num_decoder_layers", "scale_decoder_outputs", "use_cache", "tie_word_embeddings"),
 )  # fmt: skip

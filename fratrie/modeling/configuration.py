@@ -1,16 +1,13 @@
-"""Configurations of the three siblings: one set of shared fields, and what is particular to each."""
+"""Configurations of encoder and decoder: the fields that every stack shares, and what is particular to each."""
 
-import difflib
 from dataclasses import fields
 from typing import Any, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
-from transformers.activations import ACT2FN
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, RopeParameters
+from transformers.modeling_rope_utils import RopeParameters
 
-from .base_configuration import FratrieBaseConfig, reject_unknown_fields, require_tokens_in_vocabulary
-from .mixers import MIXERS
+from .base_configuration import FratrieBaseConfig, reject_unknown_fields
 from .plans import (
     Plan,
     expert_parallel_plan,
@@ -18,6 +15,7 @@ from .plans import (
     sharded_data_parallel_plan,
     tensor_parallel_plan,
 )
+from .validation import check_stack, require
 
 PositionType = Literal["learned", "sinusoidal", "rotary", "relative", "alibi", "none"]
 NormType = Literal["layer_norm", "rms_norm"]
@@ -238,7 +236,7 @@ class FratrieConfig(FratrieBaseConfig):
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.head_dim is None and self.num_attention_heads > 0:
-            self._require(
+            require(
                 self.hidden_size % self.num_attention_heads == 0,
                 f"hidden_size={self.hidden_size} is not a multiple of num_attention_heads={self.num_attention_heads}: "
                 "change one of them, or set head_dim.",
@@ -248,7 +246,7 @@ class FratrieConfig(FratrieBaseConfig):
             self.qk_nope_head_dim = self.head_dim if self.qk_nope_head_dim is None else self.qk_nope_head_dim
             self.v_head_dim = self.head_dim if self.v_head_dim is None else self.v_head_dim
         if self.layer_types is None:
-            self._require(
+            require(
                 self.sliding_window is None,
                 f"sliding_window={self.sliding_window} has no use without a 'sliding_attention' layer: name them in "
                 "layer_types.",
@@ -270,9 +268,9 @@ class FratrieConfig(FratrieBaseConfig):
         Fewer `num_hidden_layers` are the first ones. Hugging Face would set what changes after the construction,
         without the defaults that follow from it.
         """
-        changed = {name: kwargs.pop(name) for name in _STACK_FIELDS & kwargs.keys()}
+        changed = {name: kwargs.pop(name) for name in STACK_FIELDS & kwargs.keys()}
         if changed.get("num_hidden_layers") is not None:
-            config_dict = _first_layers(config_dict, changed["num_hidden_layers"])
+            config_dict = first_layers(config_dict, changed["num_hidden_layers"])
         return super().from_dict({**config_dict, **changed}, **kwargs)
 
     def validate_architecture(self) -> None:
@@ -281,11 +279,7 @@ class FratrieConfig(FratrieBaseConfig):
         Raises:
             ValueError: with the field, its value and the way out.
         """
-        self._validate_sizes()
-        self._validate_positions()
-        self._validate_mixers()
-        self._validate_feed_forward()
-        self._validate_head()
+        check_stack(self)
 
     @property
     def base_model_tp_plan(self) -> Plan:  # type: ignore[override]
@@ -312,32 +306,6 @@ class FratrieConfig(FratrieBaseConfig):
         """Hugging Face's name of `head_dim` where keys are kept as latents, read when a model is split."""
         return self.head_dim
 
-    def _require(self, condition: bool, message: str) -> None:
-        if not condition:
-            raise ValueError(message)
-
-    def _validate_sizes(self) -> None:
-        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim",
-                     "num_key_value_heads", "intermediate_size", "max_position_embeddings",
-                     "linear_chunk_size"):  # fmt: skip
-            value = getattr(self, name)
-            # Hugging Face makes configurations without a width or a vocabulary; only a model of them is refused.
-            may_be_empty = name == "vocab_size" or (name in ("hidden_size", "head_dim") and self.hidden_size == 0)
-            least = 0 if may_be_empty else 1
-            self._require(value is not None and value >= least, f"{name}={value} must be at least 1.")
-        self._require(
-            self.num_attention_heads % (self.num_key_value_heads or 1) == 0,
-            f"num_attention_heads={self.num_attention_heads} is not a multiple of num_key_value_heads="
-            f"{self.num_key_value_heads}: each key-value head serves the same number of query heads.",
-        )
-        for name in ("embedding_dropout", "hidden_dropout", "attention_dropout", "activation_dropout",
-                     "classifier_dropout"):  # fmt: skip
-            value = getattr(self, name)
-            self._require(0 <= value < 1, f"{name}={value} must lie in [0, 1).")
-        self._require(self.initializer_range >= 0, f"initializer_range={self.initializer_range} must not be negative.")
-        self._require(self.norm_eps > 0, f"norm_eps={self.norm_eps} must be positive.")
-        require_tokens_in_vocabulary(self, self.vocab_size)
-
     def check_model_sizes(self) -> None:
         """Refuse what a configuration may be, but no model: called when a model is built.
 
@@ -345,199 +313,7 @@ class FratrieConfig(FratrieBaseConfig):
             ValueError: without a width or a vocabulary.
         """
         for name in ("vocab_size", "hidden_size"):
-            self._require(getattr(self, name) > 0, f"{name}={getattr(self, name)} must be at least 1.")
-
-    def _validate_positions(self) -> None:
-        uses = {"position_offset": ("learned", 0), "sinusoid_layout": ("sinusoidal", "interleaved"),
-                "rope_interleaved": ("rotary", False)}  # fmt: skip
-        for name, (kind, neutral) in uses.items():
-            self._require(
-                self.position_type == kind or getattr(self, name) == neutral,
-                f"{name}={getattr(self, name)!r} has no use with position_type={self.position_type!r}: leave it out, "
-                f"or set position_type={kind!r}.",
-            )
-        self._require(self.position_offset >= 0, f"position_offset={self.position_offset} must not be negative.")
-        if self.position_type == "sinusoidal":
-            self._require(self.hidden_size % 2 == 0, f"sinusoidal positions need an even hidden_size, not "
-                          f"{self.hidden_size}.")  # fmt: skip
-        if self.position_type == "rotary":
-            self._require(
-                (self.head_dim or 0) % 2 == 0, f"rotary positions need an even head_dim, not {self.head_dim}."
-            )
-            self._validate_rotary()
-        if self.position_type == "relative":
-            directions = 1 if self.is_causal_stack else 2
-            exact = self.relative_num_buckets // directions // 2
-            self._require(
-                exact >= 1 and self.relative_max_distance > exact,
-                f"relative_num_buckets={self.relative_num_buckets} and relative_max_distance="
-                f"{self.relative_max_distance} leave no room: use at least {2 * directions} buckets and a distance "
-                f"above {exact}.",
-            )
-
-    def _validate_rotary(self) -> None:
-        parameters: dict[Any, Any] = dict(self.rope_parameters or {})
-        # Hugging Face completes sets for layer types that the model has not into one set for all.
-        one_set = "rope_type" in parameters and not any(isinstance(value, dict) for value in parameters.values())
-        types = set(self.layer_types or [])
-        self._require(
-            one_set or (set(parameters) == types and all(parameters.values())),
-            f"rope_parameters={parameters} must be one set, or one for each of the layer types {sorted(types)}; "
-            "a set is, for example, {'rope_type': 'default', 'rope_theta': 10000.0}.",
-        )
-        known = ["default", *ROPE_INIT_FUNCTIONS]
-        for rope in [parameters] if one_set else parameters.values():
-            self._require(
-                isinstance(rope, dict) and {"rope_type", "rope_theta"} <= rope.keys(),
-                f"rope_parameters={parameters} must name a rope_type, such as 'default', and a rope_theta, such as "
-                "10000.0.",
-            )
-            self._require(
-                rope["rope_type"] in known, f"rope_type={rope['rope_type']!r} is unknown: use {', '.join(known)}."
-            )
-
-    def _validate_mixers(self) -> None:
-        for name in ("layer_types", "mlp_layer_types"):
-            entries = len(getattr(self, name) or [])
-            self._require(
-                entries == self.num_hidden_layers,
-                f"{name} has {entries} entries for num_hidden_layers={self.num_hidden_layers}: give one a layer.",
-            )
-        known = ", ".join(sorted(MIXERS))
-        for index, layer_type in enumerate(self.layer_types or []):
-            self._require(layer_type in MIXERS, f"layer_types[{index}]={layer_type!r} is unknown: use {known}.")
-            mixer = MIXERS[layer_type]
-            self._require(
-                mixer.supports_position_bias or self.position_type not in ("relative", "alibi"),
-                f"layer_types[{index}]={layer_type!r} takes no position bias, as position_type="
-                f"{self.position_type!r} needs: choose another position_type, or another layer type.",
-            )
-        self._validate_latents()
-        sliding = "sliding_attention" in (self.layer_types or [])
-        self._require(
-            not sliding or (self.sliding_window or 0) > 0,
-            f"layer_types has sliding layers, but sliding_window={self.sliding_window}: set it to a positive size.",
-        )
-        # The cache holds what a window has before the newest token, and of nothing Hugging Face's keeps everything.
-        self._require(
-            not sliding or not self.is_causal_stack or self.sliding_window != 1,
-            f"sliding_window={self.sliding_window} would let a token see itself alone, for which no cache is made: "
-            "set it to at least 2.",
-        )
-        self._require(
-            self.first_input_norm or self.mixer_input_norm is not None,
-            "first_input_norm=False has no use without mixer_input_norm.",
-        )
-        self._require(
-            not self.norm_after_residual or bool(self.mixer_output_norm or self.feed_forward_output_norm),
-            "norm_after_residual=True has no use without mixer_output_norm or feed_forward_output_norm.",
-        )
-
-    def _validate_latents(self) -> None:
-        names = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "v_head_dim")
-        given = {name: value for name in names if (value := getattr(self, name)) is not None}
-        if not given:
-            return
-        for name, value in given.items():
-            self._require(value > 0, f"{name}={value} must be at least 1.")
-        self._require(self.kv_lora_rank is not None, f"{given} have no use without kv_lora_rank.")
-        self._require(
-            "full_attention" in (self.layer_types or []),
-            f"kv_lora_rank={self.kv_lora_rank} has no use without a 'full_attention' layer in layer_types="
-            f"{self.layer_types}.",
-        )
-        self._require(
-            self.num_key_value_heads == self.num_attention_heads and self.query_key_norm is None,
-            f"kv_lora_rank={self.kv_lora_rank} makes keys of every head from one latent vector: leave out "
-            f"num_key_value_heads={self.num_key_value_heads} and query_key_norm={self.query_key_norm}.",
-        )
-
-    def _validate_feed_forward(self) -> None:
-        for name in ("hidden_act", "classifier_activation", "head_activation", "pooler_activation"):
-            activation = getattr(self, name, None) or "gelu"
-            close = difflib.get_close_matches(activation, ACT2FN, n=3)
-            hint = f": did you mean {', '.join(close)}?" if close else f": choose from {', '.join(sorted(ACT2FN))}."
-            self._require(activation in ACT2FN, f"{name}={activation!r} is unknown{hint}")
-        for index, kind in enumerate(self.mlp_layer_types or []):
-            self._require(
-                kind in ("dense", "sparse"), f"mlp_layer_types[{index}]={kind!r} is unknown: use dense, sparse."
-            )
-        for name in ("num_experts", "num_shared_experts"):
-            self._require(getattr(self, name) >= 0, f"{name}={getattr(self, name)} must not be negative.")
-        self._require(
-            self.moe_intermediate_size is None or self.moe_intermediate_size > 0,
-            f"moe_intermediate_size={self.moe_intermediate_size} must be at least 1.",
-        )
-        sparse = "sparse" in (self.mlp_layer_types or [])
-        self._require(
-            not sparse or self.num_experts > 0,
-            f"mlp_layer_types has sparse layers, but num_experts={self.num_experts}: set num_experts.",
-        )
-        self._require(
-            sparse or self.num_experts == 0,
-            f"num_experts={self.num_experts} has no use without a 'sparse' layer in mlp_layer_types="
-            f"{self.mlp_layer_types}: name one, or set num_experts=0.",
-        )
-        self._require(
-            not sparse or 1 <= self.num_experts_per_tok <= self.num_experts,
-            f"num_experts_per_tok={self.num_experts_per_tok} must lie between 1 and num_experts={self.num_experts}.",
-        )
-        self._require(
-            sparse or self.num_shared_experts == 0,
-            f"num_shared_experts={self.num_shared_experts} has no use without a 'sparse' layer.",
-        )
-        if sparse:
-            self._validate_router()
-
-    def _validate_router(self) -> None:
-        groups, chosen = self.router_num_groups, self.router_groups_per_tok
-        self._require(
-            1 <= chosen <= groups,
-            f"router_groups_per_tok={chosen} must lie between 1 and router_num_groups={groups}.",
-        )
-        self._require(
-            groups == 1 or (self.num_experts % groups == 0 and self.num_experts // groups >= 2),
-            f"router_num_groups={groups} must divide num_experts={self.num_experts} into groups of two or more.",
-        )
-        self._require(
-            self.num_experts_per_tok <= chosen * (self.num_experts // groups),
-            f"num_experts_per_tok={self.num_experts_per_tok} experts cannot be found in router_groups_per_tok="
-            f"{chosen} groups of {self.num_experts // groups}: allow more groups.",
-        )
-        self._require(
-            self.routed_scaling_factor > 0, f"routed_scaling_factor={self.routed_scaling_factor} must be positive."
-        )
-
-    def _validate_head(self) -> None:
-        known = (None, "regression", "single_label_classification", "multi_label_classification")
-        self._require(
-            self.problem_type in known,
-            f"problem_type={self.problem_type!r} is unknown: use {', '.join(map(str, known[1:]))}.",
-        )
-        for name in ("pos_weight", "label_thresholds"):
-            values = getattr(self, name)
-            self._require(
-                values is None or len(values) == self.num_labels,
-                f"{name} has {len(values or [])} values for {self.num_labels} labels: give one a label.",
-            )
-        self._require(
-            all(size > 0 for size in self.classifier_hidden_sizes or []),
-            f"classifier_hidden_sizes={self.classifier_hidden_sizes} must be positive.",
-        )
-        self._require(
-            bool(self.classifier_hidden_sizes) or (self.classifier_norm is None and self.classifier_bias),
-            f"classifier_norm={self.classifier_norm!r} and classifier_bias={self.classifier_bias} have no use without "
-            "classifier_hidden_sizes.",
-        )
-        self._require(
-            self.pos_weight is None or self.problem_type in (None, "multi_label_classification"),
-            f"pos_weight is for multi-label classification, but problem_type={self.problem_type!r}.",
-        )
-        self._require(all(w > 0 for w in self.pos_weight or []), f"pos_weight={self.pos_weight} must be positive.")
-        self._require(
-            all(0 <= t <= 1 for t in self.label_thresholds or []),
-            f"label_thresholds={self.label_thresholds} must lie in [0, 1].",
-        )
+            require(getattr(self, name) > 0, f"{name}={getattr(self, name)} must be at least 1.")
 
 
 @strict
@@ -584,12 +360,12 @@ class FratrieEncoderConfig(FratrieConfig):
         super().validate_architecture()
         if self.patch_size is None:
             return
-        self._require(self.num_channels > 0, f"num_channels={self.num_channels} must be at least 1.")
-        self._require(
+        require(self.num_channels > 0, f"num_channels={self.num_channels} must be at least 1.")
+        require(
             self.patch_size > 0 and self.image_size > 0 and self.image_size % self.patch_size == 0,
             f"image_size={self.image_size} must be a multiple of patch_size={self.patch_size}.",
         )
-        self._require(
+        require(
             self.position_type != "learned" or self.max_position_embeddings > self.num_patches,
             f"max_position_embeddings={self.max_position_embeddings} are too few for an image of {self.num_patches} "
             f"patches and the vector before them: use {self.num_patches + 1}.",
@@ -620,169 +396,17 @@ class FratrieDecoderConfig(FratrieConfig):
     cross_attention_hidden_size: int | None = None
 
 
-_STACK_FIELDS = frozenset(field.name for field in fields(FratrieConfig)) - {
+# What an encoder-decoder's configuration hands on to its stacks.
+STACK_FIELDS = frozenset(field.name for field in fields(FratrieConfig)) - {
     *(field.name for field in fields(PreTrainedConfig)),
     "foreign_fields",
 }
 
 
-def _first_layers(saved: dict[str, Any], number: int) -> dict[str, Any]:
-    """The saved fields of a stack that has only its first layers."""
+def first_layers(saved: dict[str, Any], number: int) -> dict[str, Any]:
+    """Return the saved fields of a stack that has only its first layers."""
     cut = {name: saved[name][:number] for name in ("layer_types", "mlp_layer_types") if saved.get(name)}
     rope = saved.get("rope_parameters")
     if rope and "rope_type" not in rope:  # a set a layer type, of which some may be gone
         cut["rope_parameters"] = {kind: rope[kind] for kind in rope if kind in cut.get("layer_types", rope)}
     return {**saved, **cut, "num_hidden_layers": number}
-
-
-# What an encoder-decoder answers of its stacks, and hands on to them.
-_STACK_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads")
-_TOKENS = ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")
-
-
-@strict
-class FratrieSeq2SeqConfig(FratrieBaseConfig):
-    """Configuration of the encoder-decoder; the defaults are the layout of Vaswani et al. (2017).
-
-    A shared field given at the top (`FratrieSeq2SeqConfig(hidden_size=64)`) goes to both stacks; `encoder` and
-    `decoder` (dicts or configs) say what differs. The attributes `hidden_size`, `num_hidden_layers` and
-    `num_attention_heads` are the decoder's; set, they and the token fields go to both stacks.
-
-    Args:
-        encoder, decoder: configuration of each stack.
-        share_embeddings: let encoder and decoder share the input embedding.
-        tie_word_embeddings: let the output layer share the decoder's input embedding.
-        lm_head_bias: bias of the output layer.
-        scale_decoder_outputs: multiply what the output layer reads by `hidden_size ** -0.5` (Raffel et al. 2020).
-        use_cache: keep keys, values and states for generation.
-        decoder_start_token_id: first token of every output (`pad_token_id` by default). Special tokens that are not
-            given at the top are the decoder's.
-        foreign_fields: as in `FratrieConfig`.
-    """
-
-    model_type = "fratrie_seq2seq"
-    sub_configs_defaults: ClassVar[dict[str, Any]] = {
-        "encoder": FratrieEncoderConfig,
-        "decoder": FratrieDecoderConfig,
-    }
-
-    encoder: FratrieEncoderConfig | dict[Any, Any] | None = None
-    decoder: FratrieDecoderConfig | dict[Any, Any] | None = None
-    is_encoder_decoder: bool = True
-    share_embeddings: bool = True
-    tie_word_embeddings: bool = True
-    lm_head_bias: bool = False
-    scale_decoder_outputs: bool = False
-    use_cache: bool = True
-    initializer_range: float | int = 0.02
-    vocab_size: int = 8192
-    pad_token_id: int | None = None
-    bos_token_id: int | None = None
-    eos_token_id: int | list[int] | None = None
-    decoder_start_token_id: int | None = None
-    foreign_fields: dict[str, Any] | None = None
-
-    def __post_init__(self, **kwargs: Any) -> None:
-        shared = {name: kwargs.pop(name) for name in list(kwargs) if name in _STACK_FIELDS}
-        reject_unknown_fields(self, kwargs, _STACK_FIELDS)
-        top = {name: getattr(self, name) for name in _TOKENS}
-        layout = {
-            "position_type": "sinusoidal",
-            "hidden_act": "relu",
-            "scale_embeddings": True,
-            **norm_slots("post"),
-        }
-        if shared and all(isinstance(stack, PreTrainedConfig) for stack in (self.encoder, self.decoder)):
-            raise ValueError(
-                f"{', '.join(sorted(shared))} given beside complete configurations of encoder and decoder: set it in "
-                "them, or give them as dicts."
-            )
-        for name, own in (("encoder", {}), ("decoder", {"add_cross_attention": True})):
-            stack = getattr(self, name)
-            if not isinstance(stack, PreTrainedConfig):
-                saved = stack is not None and "model_type" in stack  # as read from a config.json, complete
-                base = {} if saved else {**layout, "initializer_range": self.initializer_range, **top, **shared}
-                stack = self.sub_configs_defaults[name].config_class(**{**base, **own, **(stack or {})})
-                setattr(self, name, stack)
-        encoder, decoder = self.stacks
-        self.vocab_size = decoder.vocab_size
-        for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
-            if getattr(self, name) is None:
-                setattr(self, name, getattr(decoder, name))
-        decoder.cross_attention_hidden_size = encoder.hidden_size
-        if self.decoder_start_token_id is None:
-            self.decoder_start_token_id = self.pad_token_id
-        super().__post_init__(**kwargs)
-        self.validate_architecture()
-
-    @classmethod
-    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Make a configuration of saved fields and changed ones (see `FratrieConfig.from_dict`)."""
-        number = kwargs.pop("num_hidden_layers", None)
-        if number is not None:
-            stacks = {name: _first_layers(config_dict.get(name) or {}, number) for name in ("encoder", "decoder")}
-            config_dict = {**config_dict, **stacks}
-        return super().from_dict(config_dict, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        if name in _STACK_SIZES:
-            return getattr(self.stacks[1], name)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        built = "_post_init_done" in vars(self)
-        if built and name in (*_STACK_SIZES, *_TOKENS):
-            for stack in self.stacks:
-                setattr(stack, name, value)
-        if not built or name not in _STACK_SIZES:
-            super().__setattr__(name, value)
-
-    @property
-    def stacks(self) -> tuple[FratrieEncoderConfig, FratrieDecoderConfig]:
-        """The configurations of encoder and decoder."""
-        assert isinstance(self.encoder, FratrieEncoderConfig) and isinstance(self.decoder, FratrieDecoderConfig)
-        return self.encoder, self.decoder
-
-    @property
-    def base_model_tp_plan(self) -> Plan:  # type: ignore[override]
-        """The plans of both stacks (see `plans.tensor_parallel_plan`)."""
-        return self._join("base_model_tp_plan")
-
-    @property
-    def base_model_ep_plan(self) -> Plan | None:  # type: ignore[override]
-        """The plans of both stacks (see `plans.expert_parallel_plan`)."""
-        return self._join("base_model_ep_plan") or None
-
-    @property
-    def base_model_fsdp_plan(self) -> Plan:  # type: ignore[override]
-        """The plans of both stacks (see `plans.sharded_data_parallel_plan`)."""
-        return self._join("base_model_fsdp_plan")
-
-    def _join(self, name: str) -> Plan:
-        encoder, decoder = self.stacks
-        plans = {"encoder": getattr(encoder, name) or {}, "decoder": getattr(decoder, name) or {}}
-        return {f"{stack}.{key}": style for stack, plan in plans.items() for key, style in plan.items()}
-
-    def validate_architecture(self) -> None:
-        """Refuse contradictory fields (see `FratrieConfig.validate_architecture`)."""
-        encoder, decoder = self.stacks
-        encoder.validate_architecture()
-        decoder.validate_architecture()
-        require_tokens_in_vocabulary(self, decoder.vocab_size)
-        if encoder.patch_size:
-            raise ValueError(f"encoder.patch_size={encoder.patch_size}: the encoder of a seq2seq model reads texts.")
-        if not decoder.add_cross_attention:
-            raise ValueError("decoder.add_cross_attention=False: the decoder of a seq2seq model attends the encoder.")
-
-    def check_model_sizes(self) -> None:
-        """Refuse what a configuration may be, but no model: called when a model is built.
-
-        Raises:
-            ValueError: for stacks that shall share an embedding, but differ in its size.
-        """
-        sizes = [(stack.vocab_size, stack.hidden_size) for stack in self.stacks]
-        if self.share_embeddings and sizes[0] != sizes[1]:
-            raise ValueError(
-                f"share_embeddings=True, but encoder and decoder differ in (vocab_size, hidden_size): {sizes[0]} and "
-                f"{sizes[1]}. Make them equal, or set share_embeddings=False."
-            )

@@ -14,11 +14,12 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.utils.deprecation import deprecate_kwarg
 from transformers.utils.generic import can_return_tuple
 
-from .configuration import FratrieConfig, FratrieSeq2SeqConfig
+from .configuration import FratrieConfig
 from .decoder import FratrieDecoderModel
 from .encoder import FratrieEncoderModel
 from .losses import IGNORED, share_of_batch, token_cross_entropy
 from .outputs import FratrieModelOutput, FratrieSeq2SeqLMOutput, FratrieSeq2SeqModelOutput, ModelKwargs
+from .seq2seq_configuration import FratrieSeq2SeqConfig
 from .stack import RECORDS, FratriePreTrainedModel
 
 

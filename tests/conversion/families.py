@@ -7,7 +7,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from fratrie.conversion import from_hf
-from fratrie.conversion.models import RECIPES
+from fratrie.conversion.models import ENCODER_RECIPES, RECIPES, find_recipe
 
 ENCODER = {
     "vocab_size": 31,
@@ -168,11 +168,11 @@ class Case:
 
     @property
     def recipe(self):
-        return RECIPES[self.model_type]
+        return find_recipe(self.model_type, self.theirs)[0]
 
     @property
     def head(self):
-        return self.recipe.head(self.theirs)
+        return find_recipe(self.model_type, self.theirs)[1]
 
     @property
     def generates(self):
@@ -183,7 +183,9 @@ CASES = [
     Case(model_type, head.theirs, fields, f"{head.theirs}-{number}")
     for model_type, spread in SPREAD.items()
     for number, fields in enumerate(spread)
-    for head in RECIPES[model_type].heads
+    for recipes in (RECIPES, ENCODER_RECIPES)
+    if model_type in recipes
+    for head in recipes[model_type].heads
 ]
 
 

@@ -23,7 +23,7 @@ from fratrie import (
     FratrieSeq2SeqForConditionalGeneration,
 )
 from fratrie.conversion import from_hf, to_hf
-from fratrie.conversion.models import RECIPES
+from fratrie.conversion.models import ENCODER_RECIPES, RECIPES, find_recipe
 
 FIRST = [case for case in CASES if case.fields is SPREAD[case.model_type][0]]
 CASE = {case.name: case for case in CASES}
@@ -86,7 +86,8 @@ def test_a_checkpoint_equals_the_model_in_memory(case, tmp_path):
 
 def test_every_family_and_every_class_of_ours_is_loaded():
     assert {case.model_type for case in FIRST} == set(RECIPES)
-    assert {case.theirs for case in FIRST} == {head.theirs for recipe in RECIPES.values() for head in recipe.heads}
+    recipes = [*RECIPES.values(), *ENCODER_RECIPES.values()]
+    assert {case.theirs for case in FIRST} == {head.theirs for recipe in recipes for head in recipe.heads}
 
 
 @pytest.mark.parametrize("name", ["BertForMaskedLM-0", "GPT2LMHeadModel-0", "T5ForConditionalGeneration-0"])
@@ -187,7 +188,8 @@ def test_another_number_of_labels(bert):
     with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
         CLASSIFIER.from_pretrained(bert / "classes", num_labels=5)
     config = AutoConfig.from_pretrained(bert / "classes")
-    config = RECIPES["bert"].read_config(config, RECIPES["bert"].head(CLASSIFIER.__name__))
+    recipe, head = find_recipe("bert", CLASSIFIER.__name__)
+    config = recipe.read_config(config, head)
     config.id2label = dict(enumerate("abcde"))
     for choice in ({"num_labels": 5}, {"config": config}):
         model, report = CLASSIFIER.from_pretrained(

@@ -61,8 +61,7 @@ def randomised(model):
 
 
 def read_config(model_type, fields, theirs=None):
-    recipe = RECIPES[model_type]
-    head = recipe.head(theirs) if theirs else recipe.heads[0]
+    recipe, head = find_recipe(model_type, theirs)
     return recipe.read_config(recipe.their_config(**fields), head)
 
 

@@ -183,17 +183,31 @@ def plan_moved(folder):
 
 
 @pytest.mark.parametrize("plan", ["heads", "moved"])
-def test_every_head_loads_without_fratrie_and_gives_the_same_to_the_bit(readings, plan):
+def test_every_head_loads_without_fratrie_and_gives_the_same(readings, plan):
     for call, (answer, tensors), (name, values) in readings[plan]:
         assert answer == name
         assert tensors.keys() == values.keys()
-        differ = [key for key, value in values.items() if not torch.equal(tensors[key], value)]
+        # Weights to the bit; products of matrices may be rounded otherwise in another process.
+        rounded = {"output": 1e-5, "again": 1e-5}
+        differ = [key for key, value in values.items()
+                  if not torch.allclose(tensors[key], value, rtol=0, atol=rounded.get(key, 0))]  # fmt: skip
         assert not differ, (call, differ)
+
+
+def same(answer, expected):
+    """Whether two answers are equal, their numbers to rounding."""
+    if isinstance(expected, float):
+        return answer == pytest.approx(expected, abs=1e-5)
+    if isinstance(expected, list):
+        return len(answer) == len(expected) and all(map(same, answer, expected))
+    if isinstance(expected, dict):
+        return answer.keys() == expected.keys() and all(same(answer[key], expected[key]) for key in expected)
+    return answer == expected
 
 
 def test_pipelines_and_tokenizers_work_without_fratrie(readings):
     for call, (answer, _), expected in readings["pipelines"]:
-        assert answer == json.loads(json.dumps(expected, default=float)), call
+        assert same(answer, json.loads(json.dumps(expected, default=float))), call
 
 
 def test_a_folder_holds_code_only_where_it_was_exported(tmp_path):
