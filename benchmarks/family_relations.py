@@ -45,8 +45,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "chosen": {},
     "one_rate": {"head_learning_rate": 4e-4},
     "lower_rate": {"learning_rate": 2e-4},
+    "three_layers": {"trainable_layers": 3},
     "all_layers": {"trainable_layers": 12},
     "no_layer_decay": {"layer_decay": 1.0},
+    "six_epochs": {"num_train_epochs": 6},
+    "fifteen_epochs": {"num_train_epochs": 15},
+    "first_token": {"pooling": "first"},
     "balanced": {"class_weights": "balanced"},
 }
 
