@@ -9,7 +9,7 @@ import difflib
 import math
 from typing import Any
 
-from .modeling.configuration import FratrieDecoderConfig, FratrieEncoderConfig, norm_slots
+from .modeling.configuration import FratrieDecoderConfig, FratrieEncoderConfig, first_layers, norm_slots
 from .modeling.seq2seq_configuration import FratrieSeq2SeqConfig
 
 _SIBLINGS = {"encoder": FratrieEncoderConfig, "decoder": FratrieDecoderConfig, "seq2seq": FratrieSeq2SeqConfig}
@@ -60,6 +60,7 @@ _ROBERTA_BASE = {
     "type_vocab_size": 1,
     "norm_eps": 1e-5,
     "position_offset": 2,
+    "head_activation": "gelu",
     **_tokens(1, 0, 2),
 }
 
@@ -79,6 +80,7 @@ _MODERNBERT_BASE = {
     "max_position_embeddings": 8192,
     "layer_types": ["sliding_attention" if layer % 3 else "full_attention" for layer in range(22)],
     "sliding_window": 64,
+    "head_activation": "gelu",
     "head_bias": False,
     "classifier_hidden_sizes": [768],
     "classifier_activation": "gelu",
@@ -265,6 +267,7 @@ _PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts": 128,
             "num_experts_per_tok": 8,
             "moe_intermediate_size": 768,
+            "router_aux_loss_scope": "model",
             "router_aux_loss_coef": 0.008,  # published as 0.001 for a loss that is num_experts_per_tok times ours
         },
     ),
@@ -277,6 +280,7 @@ _PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_key_value_heads": 8,
             "num_experts": 8,
             "num_experts_per_tok": 2,
+            "router_aux_loss_scope": "model",
             "router_aux_loss_coef": 0.04,  # published as 0.02, see above
             "rope_parameters": _rope(1_000_000.0),
             "max_position_embeddings": 32_768,
@@ -374,7 +378,6 @@ def preset(name: str, **overrides: Any) -> FratrieEncoderConfig | FratrieDecoder
         raise ValueError(f"There is no preset {name!r}: {hint}")
     sibling, fields = _PRESETS[name]
     fields = copy.deepcopy({**fields, **overrides})
-    for field in {"layer_types", "mlp_layer_types"} - overrides.keys():
-        if field in fields and "num_hidden_layers" in overrides:
-            fields[field] = fields[field][: overrides["num_hidden_layers"]]
+    if "num_hidden_layers" in overrides:
+        fields = {**first_layers(fields, overrides["num_hidden_layers"]), **overrides}
     return _SIBLINGS[sibling](**fields)

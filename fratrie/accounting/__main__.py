@@ -1,6 +1,7 @@
 """Print what a model costs: `python -m fratrie.accounting gpt3-175b --length 2048`."""
 
 import argparse
+import itertools
 from pathlib import Path
 
 import torch
@@ -20,22 +21,24 @@ def main() -> None:
 
     Raises:
         ValueError: for an unknown name, and for a text longer than the model's positions.
-        OSError: for a folder without a configuration.
+        OSError: for a config.json that cannot be read.
     """
-    parser = argparse.ArgumentParser(prog="python -m fratrie.accounting", description=__doc__, allow_abbrev=False)
-    parser.add_argument("name", help=f"Preset or folder of a model with config.json. Presets: {', '.join(PRESETS)}.")
-    parser.add_argument("--length", type=_positive, help="Tokens a row; up to 2048, as the model allows, by default.")
-    parser.add_argument("--batch_size", type=_positive, default=1, help="Rows.")
-    parser.add_argument("--dtype", choices=_DTYPES, default="bfloat16", help="Type of weights, cache and activations.")
+    description = "Print what a model costs: parameters, FLOPs, cache and activations, from its configuration alone."
+    parser = argparse.ArgumentParser(prog="python -m fratrie.accounting", description=description, allow_abbrev=False)
+    parser.add_argument("name", help=f"Folder of a model, its config.json, or a preset: {', '.join(PRESETS)}.")
+    parser.add_argument("--length", type=_positive, help="Tokens a row; by default those of the model, 2048 at most.")
+    parser.add_argument("--batch_size", type=_positive, default=1, help="Rows (default: 1).")
+    parser.add_argument("--dtype", choices=_DTYPES, default="bfloat16", help="Of weights, cache and activations.")
     options = parser.parse_args()
-    config = AutoConfig.from_pretrained(options.name) if Path(options.name).is_dir() else preset(options.name)
+    config = _read_config(options.name)
     parameters = count_parameters(config)
     length = _checked_length(config, options.length)
-    print("\n".join(parameter_table(parameters)), end="\n\n")
-    print("\n".join(cost_table(config, parameters, options.batch_size, length, getattr(torch, options.dtype))))
+    costs = cost_table(config, parameters, options.batch_size, length, getattr(torch, options.dtype))
+    tables = (role_table(parameters), layer_table(parameters), costs)
+    print("\n\n".join("\n".join(table) for table in tables))
 
 
-def parameter_table(parameters: Parameters) -> list[str]:
+def role_table(parameters: Parameters) -> list[str]:
     """Lines of the table by role: matrices and their sum, then what published tables leave out, and the total."""
     counts = parameters.by_role
     rows = [(role, counts[role]) for role in ROLES if role in counts and role not in SMALL_ROLES]
@@ -44,25 +47,68 @@ def parameter_table(parameters: Parameters) -> list[str]:
     rows.append(("all parameters", parameters.total))
     if parameters.active < parameters.total:
         rows.append(("active for a token", parameters.active))
-    head = f"{'role':<34}{'parameters':>20}{'share':>10}"
-    return [head, *(f"{role:<34}{count:>20,}{count / parameters.total:>10.2%}" for role, count in rows)]
+    shares = [(role, f"{count:,}", f"{count / parameters.total:.2%}") for role, count in rows]
+    return _lines(("parameters by role", "number", "share"), *shares)
+
+
+def layer_table(parameters: Parameters) -> list[str]:
+    """Lines of the table by layer: equal layers in a row share a line, which says how many parameters each has."""
+    layers = [(*_layer_of(place), count) for place, count in parameters.by_layer.items() if place]
+    rows = []
+    for (stack, count), group in itertools.groupby(layers, lambda layer: (layer[0], layer[2])):
+        first, *others = (number for _, number, _ in group)
+        numbers = f"layers {first}-{others[-1]}" if others else f"layer {first}"
+        rows.append((stack + numbers, count, count * (1 + len(others))))
+    outside = parameters.by_layer.get("", 0)
+    rows.append(("outside of the layers", outside, outside))
+    shares = [(name, f"{one:,}", f"{all_ / parameters.total:.2%}") for name, one, all_ in rows]
+    return _lines(("parameters by layer", "each", "share in all"), *shares)
 
 
 def cost_table(
     config: PreTrainedConfig, parameters: Parameters, batch_size: int, length: int, dtype: torch.dtype
 ) -> list[str]:
-    """Lines of operations and memory for a batch of rows of `length` tokens."""
-    forward = forward_flops(config, batch_size, length)
-    rows = {
-        "forward FLOPs": f"{forward:.4g}",
-        "forward FLOPs for a token": f"{forward / batch_size / length:.4g}",
-        "training FLOPs (3 x forward)": f"{training_flops(config, batch_size, length):.4g}",
-        "weights": _size(parameters.total * dtype.itemsize),
-        "cache of keys, values, states": _size(cache_bytes(config, batch_size, length, dtype)),
-        "activations in training (estimate)": _size(activation_bytes(config, batch_size, length, dtype)),
+    """Lines of operations and memory for a batch of rows of `length` tokens, in all and divided by the tokens."""
+    is_pair = config.model_type == "fratrie_seq2seq"
+    tokens = f"{batch_size:,} x {length:,} {'tokens of source and target' if is_pair else 'tokens'}"
+    sizes = (config, batch_size, length)
+    flops = {"FLOPs of a forward pass": forward_flops(*sizes), "FLOPs of a training step": training_flops(*sizes)}
+    memory = {
+        "cache of keys, values, states": cache_bytes(*sizes, dtype),
+        "activations in training, estimated": activation_bytes(*sizes, dtype),
     }
-    head = f"batch of {batch_size:,} x {length:,} tokens, {str(dtype).removeprefix('torch.')}"
-    return [head, *(f"{name:<36}{value:>18}" for name, value in rows.items())]
+    number = batch_size * length
+    rows = [(name, f"{count:.4g}", f"{count / number:.4g}") for name, count in flops.items()]
+    rows.append(("weights", _size(parameters.total * dtype.itemsize), ""))
+    rows += [(name, _size(count), _size(count / number)) for name, count in memory.items()]
+    kind = str(dtype).removeprefix("torch.")
+    return [f"{tokens}, {kind}", *_lines(("", "in all", "a pair of tokens" if is_pair else "a token"), *rows)]
+
+
+def _lines(*rows: tuple[str, str, str]) -> list[str]:
+    return [f"{name:<36}{number:>20}{share:>18}".rstrip() for name, number, share in rows]
+
+
+def _layer_of(place: str) -> tuple[str, int]:
+    """`"encoder.layers.3"` to `("encoder ", 3)`, `"layers.3"` to `("", 3)`."""
+    stack, _, number = place.rpartition("layers.")
+    return stack.replace(".", " "), int(number)
+
+
+def _read_config(name: str) -> PreTrainedConfig:
+    """The configuration in a folder with a config.json or in a .json file, else of a preset.
+
+    Raises:
+        ValueError: it is neither.
+        OSError: the file cannot be read.
+    """
+    path = Path(name)
+    if (path.suffix == ".json" and path.is_file()) or (path / "config.json").is_file():
+        return AutoConfig.from_pretrained(path)
+    try:
+        return preset(name)
+    except ValueError as error:
+        raise ValueError(f"{name!r} is no folder with a config.json. {error}") from error
 
 
 def _checked_length(config: PreTrainedConfig, length: int | None) -> int:
@@ -71,27 +117,29 @@ def _checked_length(config: PreTrainedConfig, length: int | None) -> int:
     Raises:
         ValueError: when the model has no such positions.
     """
-    stack = config.decoder if config.model_type == "fratrie_seq2seq" else config
-    longest = stack.max_position_embeddings
-    if getattr(stack, "patch_size", None):
-        image = stack.num_patches + 1
+    stacks = config.stacks if config.model_type == "fratrie_seq2seq" else (config,)
+    longest = min(stack.max_position_embeddings for stack in stacks)
+    if getattr(config, "patch_size", None):
+        image = config.num_patches + 1
         if length not in (None, image):
             raise ValueError(f"--length {length}: an image of this model is {image} tokens.")
         return image
-    if length and length > longest and stack.position_type == "learned":
+    if length and length > longest and any(stack.position_type == "learned" for stack in stacks):
         raise ValueError(f"--length {length} is more than the model's max_position_embeddings={longest}.")
     return length or min(2048, longest)
 
 
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} must be at least 1")
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} must be a whole number, at least 1")
+    return int(text)
 
 
-def _size(count: int) -> str:
-    return f"{count:,} B" if count < 2**20 else f"{count / 2**30:,.3f} GiB"
+def _size(count: float) -> str:
+    for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{count / size:,.4g} {unit}"
+    return f"{count:,.4g} B"
 
 
 if __name__ == "__main__":

@@ -44,13 +44,29 @@ def forward_flops(config: PreTrainedConfig, batch_size: int, length: int, source
 
 
 def training_flops(config: PreTrainedConfig, batch_size: int, length: int, source_length: int | None = None) -> int:
-    """FLOPs of a training step: three times the forward pass, since each product has two gradients of equal cost."""
-    return 3 * forward_flops(config, batch_size, length, source_length)
+    """FLOPs of the forward and backward pass of a training step, arguments and errors as for `forward_flops`.
+
+    Each product has two gradients of equal cost, so a step is three forward passes, less the gradients that nobody
+    asks for (those of pixels). The optimizer is not counted, nor what a fused attention kernel computes anew: its
+    backward pass forms the scores a second time, one product more than the four of the gradients.
+
+    Equal to what `torch.utils.flop_counter` counts with eager attention. With `"sdpa"` that counter adds the scores
+    formed anew on a GPU, and misses all of the attention on a CPU, whose kernel it does not know.
+    """
+    forward = forward_flops(config, batch_size, length, source_length)
+    unasked = sum(_flops_without_gradient(module, length) for module in build_on_meta(config).modules())
+    return 3 * forward - batch_size * unasked
 
 
-def flops_per_token(config: PreTrainedConfig, length: int) -> float:
-    """Forward FLOPs of one token in a row of `length`; of a token of the source and one of the target in seq2seq."""
-    return forward_flops(config, 1, length) / length
+def flops_per_token(config: PreTrainedConfig, length: int, training: bool = False) -> float:
+    """FLOPs of one token in a row of `length`; of a token of the source and one of the target in a seq2seq model.
+
+    Args:
+        config: of the model (see `build_on_meta`).
+        length: tokens T a row.
+        training: of a training step instead of a forward pass.
+    """
+    return (training_flops if training else forward_flops)(config, 1, length) / length
 
 
 def _module_flops(module: nn.Module, tokens: int, source: int) -> int:
@@ -85,3 +101,15 @@ def _linear_attention_flops(mixer: LinearAttention, length: int) -> int:
         chunks = [size] * (length // size) + [length % size]
         flops += sum(2 * chunk * chunk * (width + width // head * (head + 1)) for chunk in chunks)
     return flops
+
+
+def _flops_without_gradient(module: nn.Module, length: int) -> int:
+    """FLOPs of the gradients of a module over one row that no parameter needs, its submodules left out."""
+    match module:
+        case nn.Conv2d():  # the pixels
+            return _module_flops(module, length, length)
+        case LinearAttention(is_causal=True):  # the empty state before the first chunk, and the one after the last
+            size = module.config.linear_chunk_size
+            first, last = min(size, length), length % size or size
+            return 2 * (first + 2 * last) * module.q_proj.out_features * (module.head_dim + 1)
+    return 0

@@ -18,6 +18,8 @@ def _experts(theirs: PreTrainedConfig) -> int:
 
 
 def _shared_experts(theirs: PreTrainedConfig) -> int:
+    if theirs.n_shared_experts < 1:
+        raise ValueError(f"deepseek_v3: n_shared_experts={theirs.n_shared_experts} must be at least 1.")
     return theirs.n_shared_experts if "sparse" in _mlp_layers(theirs) else 0
 
 

@@ -86,7 +86,8 @@ _ROPE = {"rope_parameters": lambda ours: ours.rope_parameters}
 
 
 def _write_head_dim(ours: Any) -> int | None:
-    return None if ours.head_dim * ours.num_attention_heads == ours.hidden_size else ours.head_dim
+    # Qwen2 has no such field: it is written where it is no quotient.
+    return None if ours.head_dim == ours.hidden_size // ours.num_attention_heads else ours.head_dim
 
 
 LLAMA = Recipe(
@@ -162,6 +163,13 @@ def _balance(theirs: PreTrainedConfig) -> float:
     return theirs.router_aux_loss_coef * theirs.num_experts_per_tok
 
 
+_BALANCE = {"router_aux_loss_coef": lambda ours: ours.router_aux_loss_coef / ours.num_experts_per_tok}
+
+
+def _sparse_everywhere(theirs: PreTrainedConfig) -> list[str]:
+    return ["sparse"] * theirs.num_hidden_layers
+
+
 MIXTRAL = replace(
     MISTRAL,
     model_type="mixtral",
@@ -171,11 +179,12 @@ MIXTRAL = replace(
         Field("num_experts_per_tok"),
         Field("output_router_logits"),
     ),
-    read={**MISTRAL.read, "router_aux_loss_coef": _balance},
+    always={**LAYOUT, "router_aux_loss_scope": "model"},
+    read={**MISTRAL.read, "router_aux_loss_coef": _balance, "mlp_layer_types": _sparse_everywhere},
+    write={**_ROPE, **_BALANCE},
     weights=(*LLAMA.weights, *EXPERTS),
     heads=heads("Mixtral"),
     required={"router_jitter_noise": 0.0},
-    inert=("router_aux_loss_coef",),
 )
 
 
@@ -202,6 +211,7 @@ QWEN3_MOE = replace(
         Field("norm_topk_prob"),
         Field("output_router_logits"),
     ),
+    always={**QWEN3.always, "router_aux_loss_scope": "model"},
     read={
         "rope_parameters": read_rope,
         "head_dim": _own_head_dim,
@@ -212,6 +222,7 @@ QWEN3_MOE = replace(
     },
     write={
         **_ROPE,
+        **_BALANCE,
         "head_dim": _write_head_dim,
         "use_sliding_window": lambda ours: ours.sliding_window is not None,
         "num_experts": lambda ours: ours.num_experts,
@@ -219,5 +230,5 @@ QWEN3_MOE = replace(
     },
     weights=(*LLAMA.weights, *_HEAD_NORMS, *EXPERTS),
     heads=heads("Qwen3Moe"),
-    inert=("router_aux_loss_coef", "decoder_sparse_step", "mlp_only_layers", "use_sliding_window"),
+    inert=("decoder_sparse_step", "mlp_only_layers", "use_sliding_window"),
 )

@@ -4,6 +4,7 @@ import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
@@ -35,8 +36,10 @@ def register_loaders() -> None:
 
 _Model = TypeVar("_Model", bound=FratriePreTrainedModel)
 # What `from_pretrained` reads of a checkpoint's place rather than of the model.
-_HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
-_WEIGHT_ARGUMENTS = ("key_mapping", "state_dict", "variant")
+_HUB_ARGUMENTS = (
+    *("cache_dir", "code_revision", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token"),
+)
+_WEIGHT_ARGUMENTS = ("key_mapping", "state_dict", "use_safetensors", "variant")
 # Hugging Face's own, which like its loading report follows the verbosity that a user sets there.
 _logger = transformers_logging.get_logger()
 
@@ -54,7 +57,8 @@ def find_recipe(model_type: str, class_name: str | None = None) -> tuple[Recipe,
     for recipe, head in pairs:
         if class_name in (None, head.theirs, head.ours.__name__):
             return recipe, head
-    known = ", ".join(head.theirs for _, head in pairs)
+    is_ours = str(class_name).startswith("Fratrie")
+    known = ", ".join(head.ours.__name__ if is_ours else head.theirs for _, head in pairs)
     raise ValueError(f"{class_name} has no counterpart for model type {model_type!r}; {known} have.")
 
 
@@ -121,7 +125,8 @@ def load_checkpoint(
         **kwargs: as for `from_pretrained`; without `config`, fields of our configuration to change.
 
     Raises:
-        ValueError: names the class, the field or the weight that has no counterpart.
+        ValueError: names the class, the field or the weight that has no counterpart; or the weights are pickled, which
+            are read with `use_safetensors=False` alone.
     """
     hub = {key: kwargs.pop(key) for key in _HUB_ARGUMENTS if key in kwargs}
     weights = {key: kwargs.pop(key) for key in _WEIGHT_ARGUMENTS if key in kwargs}
@@ -129,15 +134,16 @@ def load_checkpoint(
         config = cast(PreTrainedConfig, AutoConfig.from_pretrained(config))
     is_theirs = getattr(config, "model_type", None) in RECIPES
     their_config: Any = config if is_theirs else AutoConfig.from_pretrained(name, **hub)
+    if getattr(their_config, "quantization_config", None):
+        raise ValueError(f"{name} is quantised: take the checkpoint that it was made of.")
     recipe, head = find_recipe(their_config.model_type, our_class.__name__)
-    dtype = kwargs.pop("dtype", kwargs.pop("torch_dtype", "auto"))
-    if is_theirs and kwargs.get("ignore_mismatched_sizes"):
-        weights["ignore_mismatched_sizes"] = True
-    with _quietly():
-        loaded: Any = head.their_class.from_pretrained(
-            name, config=their_config, dtype=dtype, output_loading_info=True, use_safetensors=True, **hub, **weights
+    weights["dtype"] = kwargs.pop("dtype", kwargs.pop("torch_dtype", "auto"))
+    theirs, report = _load_theirs(head, name, their_config, hub | weights)
+    if report["mismatched_keys"] and not (is_theirs and kwargs.get("ignore_mismatched_sizes")):
+        key, saved, built = next(iter(report["mismatched_keys"]))
+        raise ValueError(
+            f"{name}: the weights {key} are {tuple(saved)}, and {tuple(built)} by the configuration: mend config.json."
         )
-    theirs, report = cast(Any, loaded)
     missing = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}
     if config is None or is_theirs:
         config = _read_config(recipe, head, theirs, missing)
@@ -155,9 +161,33 @@ def load_checkpoint(
     return loaded
 
 
+def _load_theirs(
+    head: Head, name: str | os.PathLike[str], config: PreTrainedConfig, arguments: dict[str, Any]
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """Their model and the report of its loading, which says what a mismatch is instead of raising it."""
+    arguments = {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True, **arguments}
+    try:
+        with _quietly():
+            return cast(Any, head.their_class.from_pretrained(name, config=config, **arguments))
+    except OSError as error:
+        if "safetensors" not in str(error) or not list(Path(name).glob("**/pytorch_model*.bin")):
+            raise
+        raise ValueError(
+            f"{name} has pickled weights alone (pytorch_model.bin), which are read when asked for: "
+            "from_pretrained(…, use_safetensors=False); save_pretrained then writes them as safetensors."
+        ) from error
+    except KeyError as error:
+        raise ValueError(f"{name}: its configuration names {error}, which transformers does not know.") from error
+
+
 def _require_weights(model: PreTrainedModel) -> None:
+    kind = type(model).__name__
+    if not isinstance(model, PreTrainedModel):
+        raise ValueError(f"{kind} is no model of transformers; from one of PEFT, merge_and_unload() makes one.")
     if any(weight.is_meta for weight in model.parameters()):
-        raise ValueError(f"This {type(model).__name__} is on the meta device: it has no weights to convert.")
+        raise ValueError(f"This {kind} is on the meta device: it has no weights to convert.")
+    if any(type(weight.data) is not torch.Tensor for weight in model.parameters()):
+        raise ValueError(f"This {kind} is quantised or split over devices: convert it as it was before.")
 
 
 def _change_fields(config: PreTrainedConfig, kwargs: dict[str, Any]) -> PreTrainedConfig:
@@ -169,13 +199,16 @@ def _change_fields(config: PreTrainedConfig, kwargs: dict[str, Any]) -> PreTrain
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """No loading report: the callers judge it, or ours will say the same in our names."""
-    verbosity = transformers_logging.get_verbosity()
+    """No loading report and no bar: the callers judge it, or ours will say the same in our names."""
+    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
         transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()
 
 
 def _build(
@@ -194,14 +227,34 @@ def _build(
         )
     model, report = cast(Any, loaded)
     report["missing_keys"] = set(report["missing_keys"]) - set(computed)
-    assert not any(report[f"{kind}_keys"] for kind in ("missing", "unexpected", "mismatched")), report
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if name in states and tensor.dtype != states[name].dtype:  # such as routers kept in float32
-            tensor.data = states[name]
+    strange = [key for kind in ("missing", "unexpected", "mismatched") for key in report[f"{kind}_keys"]]
+    if strange:
+        names = ", ".join(map(str, strange))
+        raise ValueError(
+            f"The weights of this {type(like).__name__} are not those of its configuration: {names}. Was the model "
+            "changed after it was built?"
+        )
+    _keep_dtypes(model, states)
     model.config.name_or_path = like.config.name_or_path
     # Or it would be saved under the names that it was built from, and not in the format of its family's checkpoints.
     model._weight_conversions = None
     return model.to(like.device).train(like.training)
+
+
+def _keep_dtypes(model: PreTrainedModel, states: States) -> None:
+    """Give weights the dtype that they had, such as norms in float32, where the computation takes it."""
+    rounded = []
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if name not in states or tensor.dtype == states[name].dtype:
+            continue
+        if not isinstance(model.get_submodule(name.rpartition(".")[0]), torch.nn.Linear):
+            tensor.data = states[name]
+        elif torch.finfo(tensor.dtype).bits < torch.finfo(states[name].dtype).bits:
+            rounded.append(name)  # a matrix has to be of the dtype of what it multiplies
+    if rounded:
+        _logger.warning(
+            f"{len(rounded)} matrices, such as {rounded[0]}, are rounded to {model.dtype}, as the others are."
+        )
 
 
 def _read_config(

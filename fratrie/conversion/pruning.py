@@ -28,10 +28,10 @@ def prune_vocabulary(
 ) -> tuple[Model, PreTrainedTokenizerFast]:
     """A copy of a model and its Unigram tokenizer (Kudo 2018) with only the pieces that are needed.
 
-    Kept are the pieces of `texts`, the special tokens and every piece of one character. A text whose pieces were all
-    kept has the same pieces and hidden states, to the bit; any other is cut into shorter pieces, and into unknown
-    ones only where it was before. Since an unknown character costs 10 more than the least likely piece, that one is
-    kept as well.
+    Kept are the pieces of `texts`, the special tokens and every piece of one character or one byte. A text whose
+    pieces were all kept has the same pieces and hidden states, to the bit; any other is cut into shorter pieces, and
+    into unknown ones only where it was before. Since an unknown character costs 10 more than the least likely piece,
+    that one is kept as well.
 
     Args:
         model: any of our models; it stays as it is. Every matrix with a row a token loses rows.
@@ -79,7 +79,8 @@ def _with_stacks(config: PreTrainedConfig) -> list[PreTrainedConfig]:
 def _needed_ids(model: FratriePreTrainedModel, backend: Tokenizer, texts: Iterable[str]) -> set[int]:
     state = json.loads(backend.to_str())["model"]
     scores = [score for _, score in state["vocab"]]
-    needed = {index for index, (piece, _) in enumerate(state["vocab"]) if len(piece) == 1}
+    spelled = [f"<0x{byte:02X}>" for byte in range(256)] if state.get("byte_fallback") else []
+    needed = {index for index, (piece, _) in enumerate(state["vocab"]) if len(piece) == 1 or piece in spelled}
     needed |= {scores.index(min(scores)), *([] if state["unk_id"] is None else [state["unk_id"]])}
     needed |= set(backend.get_added_tokens_decoder())
     needed |= set(backend.encode("", "").ids)  # what surrounds a text and a pair

@@ -6,6 +6,7 @@ and `Recipe.write_weights` between state dicts.
 """
 
 import copy
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -25,8 +26,8 @@ States = dict[str, torch.Tensor]
 # Fields of ours that no Hugging Face configuration has a word for, and that change neither weights nor outputs.
 _OURS_ALONE = frozenset(
     {"unpad_inputs", "linear_chunk_size", "label_thresholds", "pos_weight", "sparse_prediction", "foreign_fields",
-     "initializer_range", "use_cache", "output_router_logits", "router_aux_loss_coef", "router_z_loss_coef",
-     "pooler_activation"}
+     "initializer_range", "use_cache", "output_router_logits", "router_aux_loss_coef", "router_aux_loss_scope",
+     "router_z_loss_coef", "pooler_activation"}
 )  # fmt: skip
 _CLASSIFIER = frozenset(f.name for f in fields(FratrieConfig) if f.name.startswith("classifier_"))
 _BASE_FIELDS = frozenset(f.name for f in fields(PreTrainedConfig))
@@ -36,6 +37,10 @@ _COMPARED = frozenset(
 # Their configurations take every type that any model has; theirs of these families and ours agree on two.
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 _LABELS = ("id2label", "label2id", "problem_type")
+# What says nothing of the model itself.
+_UNKEPT = frozenset(
+    {"_name_or_path", "architectures", "dtype", "model_type", "torch_dtype", "transformers_version", *_LABELS}
+)
 
 
 @dataclass(frozen=True)
@@ -175,11 +180,10 @@ class Recipe:
         fields: pairs of fields.
         always: fields that ours has for every model of the family.
         read: fields of ours as functions of their configuration.
-        write: fields of theirs as functions of our configuration (`None`: leave it out), for what `foreign_fields`
-            does not hold. Whatever `read` and `write` do, `write_config` reads its result back and refuses a model
-            that would come out as another one.
+        write: fields of theirs as functions of our configuration (`None`: leave it out). Whatever `read` and `write`
+            do, `write_config` reads its result back and refuses a model that would come out as another one.
         required: fields of theirs that must have this value, since ours cannot be otherwise.
-        inert: fields of theirs that change neither weights nor outputs; kept in `foreign_fields`.
+        inert: fields of theirs that change neither weights nor outputs.
         weights: pairs of weights of the bare model.
         heads: the classes.
     """
@@ -212,8 +216,9 @@ class Recipe:
             ours.update(dict.fromkeys(pair.names, pair.read(theirs)))
         ours.update({name: compute(theirs) for name, compute in {**self.read, **head.read}.items()})
         ours.update({name: getattr(theirs, name) for name in _LABELS if getattr(theirs, name, None)})
-        build = cast(Any, self.config)
-        return build(**copy.deepcopy(_nested(ours)), foreign_fields=self._foreign(theirs, head))
+        config = cast(Any, self.config)(**copy.deepcopy(_nested(ours)))
+        config.foreign_fields = {"model_type": self.model_type, **self._unwritten(theirs, config, head)}
+        return config
 
     def write_config(self, ours: PreTrainedConfig, head: Head) -> PreTrainedConfig:
         """Their configuration of our model.
@@ -221,24 +226,44 @@ class Recipe:
         Raises:
             ValueError: names the fields whose values theirs cannot represent.
         """
-        kept = self._kept_fields(head)
-        theirs = {name: value for name, value in (ours.foreign_fields or {}).items() if name in kept}
-        theirs.update({pair.theirs: pair.write(ours) for pair in (*self.fields, *head.fields)})
-        theirs.update({name: getattr(ours, name) for name in _LABELS if getattr(ours, name, None)})
-        computed = {name: value for name, compute in self.write.items() if (value := compute(ours)) is not None}
+        kept = dict(ours.foreign_fields or {})
+        if kept.pop("model_type", None) != self.model_type:
+            kept = {}
+        pairs = {pair.theirs for pair in (*self.fields, *head.fields)}
+        without_pair = {name: value for name, value in kept.items() if name not in pairs}
         lost = []
-        # Fields that were kept stay as they were, unless our configuration has changed meanwhile.
-        for extra in ({name: value for name, value in computed.items() if name not in kept}, computed):
-            try:
-                written = self.their_config(**copy.deepcopy({**theirs, **extra}))
-            except StrictDataclassError as error:
-                reason = " ".join(str(error).split())
-                raise ValueError(f"There is no {self.model_type!r} model like it: {reason}") from error
-            self._restore_defaults(written, head)
+        # What was kept stays as it was, unless our configuration has changed meanwhile.
+        for first, last in (({}, kept), ({}, without_pair), (without_pair, {})):
+            written = self._write(ours, head, first, last)
             lost = self._lost(ours, written, head)
             if not lost:
                 return written
         raise ValueError(f"A {self.model_type!r} model cannot have this: {', '.join(lost)}.")
+
+    def _write(
+        self, ours: PreTrainedConfig, head: Head, first: Mapping[str, Any], last: Mapping[str, Any]
+    ) -> PreTrainedConfig:
+        """Their configuration by the recipe; it overrides the fields of `first`, and those of `last` override it."""
+        theirs = {pair.theirs: pair.write(ours) for pair in (*self.fields, *head.fields)}
+        theirs.update({name: getattr(ours, name) for name in _LABELS if getattr(ours, name, None)})
+        theirs.update({name: value for name, compute in self.write.items() if (value := compute(ours)) is not None})
+        try:
+            return self.their_config(**copy.deepcopy({**first, **theirs, **last}))
+        except (StrictDataclassError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(f"There is no {self.model_type!r} model like it: {reason}") from error
+
+    def _unwritten(self, theirs: PreTrainedConfig, ours: PreTrainedConfig, head: Head) -> dict[str, Any]:
+        """Fields of theirs that the recipe alone would write otherwise, or not at all."""
+        try:
+            written = self._write(ours, head, {}, {}).to_dict()
+        except ValueError:  # one that is complete with the kept fields alone
+            written = {}
+        return {
+            name: value
+            for name, value in theirs.to_dict().items()
+            if name not in _UNKEPT and (name not in written or written[name] != value)
+        }
 
     def _lost(self, ours: PreTrainedConfig, written: PreTrainedConfig, head: Head) -> list[str]:
         """What of our configuration theirs does not say."""
@@ -247,8 +272,13 @@ class Recipe:
             if "tie_word_embeddings" in self.inert:  # which the weights alone tell
                 read_back.tie_word_embeddings = ours.tie_word_embeddings
             lost = _differences(ours, read_back, head)
-            if head.pooler and ours.pooler_activation not in (None, head.pooler(written)):
-                lost.append(f"pooler_activation={ours.pooler_activation!r}")
+            if "router_aux_loss_coef" in self.read and not math.isclose(
+                ours.router_aux_loss_coef, read_back.router_aux_loss_coef
+            ):
+                lost.append(f"router_aux_loss_coef={ours.router_aux_loss_coef!r}")
+            pooler = ours.pooler_activation if head.pooler else None
+            if head.pooler and pooler and pooler != head.pooler(written):
+                lost.append(f"pooler_activation={pooler!r}")
         except ValueError as error:
             return [str(error).rstrip(".")]
         return lost
@@ -300,14 +330,14 @@ class Recipe:
         names = {line for rule, line, ours in self._lines(head, None) if not ours}
         return names | {f"{name}.weight" for name in names}
 
-    def _kept_fields(self, head: Head) -> set[str]:
+    def _inert_fields(self, head: Head) -> set[str]:
         """Fields of theirs that mean nothing to this head of ours."""
         others = {pair.theirs for other in self.heads for pair in other.fields}
         return {*self.inert, *(others - {pair.theirs for pair in head.fields})}
 
     def _known_fields(self, head: Head) -> set[str]:
         pairs = (*self.fields, *head.fields)
-        known = {*(pair.theirs for pair in pairs), *self.write, *self.required, *_LABELS, *self._kept_fields(head)}
+        known = {*(pair.theirs for pair in pairs), *self.write, *self.required, *_LABELS, *self._inert_fields(head)}
         return known | _BASE_FIELDS
 
     def _refuse_unknown(self, theirs: PreTrainedConfig, head: Head) -> None:
@@ -324,25 +354,6 @@ class Recipe:
             wrong.append(f"layer_types={theirs.layer_types!r} (only {sorted(_LAYER_TYPES)})")
         if wrong:
             raise ValueError(f"Our block cannot represent this {self.model_type!r} model: {', '.join(wrong)}.")
-
-    def _foreign(self, theirs: PreTrainedConfig, head: Head) -> dict[str, Any]:
-        # Not those of a built configuration, which makes some defaults of its other fields.
-        defaults = {f.name: f.default for f in fields(cast(Any, self.their_config))}
-        kept = {name: getattr(theirs, name, None) for name in sorted(self._kept_fields(head))}
-        return {
-            "model_type": self.model_type,
-            **{name: value for name, value in kept.items() if value != defaults.get(name)},
-        }
-
-    def _restore_defaults(self, theirs: PreTrainedConfig, head: Head) -> None:
-        """Write `None` where it stands for the very value (as a fresh configuration of theirs has it)."""
-        fresh = self.their_config()
-        for pair in (*self.fields, *head.fields):
-            if pair.default and getattr(fresh, pair.theirs) is None:
-                value = getattr(theirs, pair.theirs)
-                setattr(theirs, pair.theirs, None)
-                if pair.default(theirs) != value:
-                    setattr(theirs, pair.theirs, value)
 
 
 def look_up(config: PreTrainedConfig, name: str) -> Any:

@@ -79,6 +79,10 @@ def _start(theirs: PreTrainedConfig) -> int | None:
     return theirs.pad_token_id if start is None else start
 
 
+def _write_start(ours: Any) -> int | None:
+    return None if ours.decoder_start_token_id == ours.pad_token_id else ours.decoder_start_token_id
+
+
 T5 = Recipe(
     model_type="t5",
     config=FratrieSeq2SeqConfig,
@@ -100,7 +104,8 @@ T5 = Recipe(
     },
     write={
         "feed_forward_proj": _feed_forward_proj,
-        "decoder_start_token_id": lambda ours: ours.decoder_start_token_id,
+        "decoder_start_token_id": _write_start,
+        "bos_token_id": lambda ours: ours.bos_token_id,
     },
     weights=(
         *_encoder("encoder."),

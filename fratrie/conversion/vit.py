@@ -8,8 +8,17 @@ from fratrie.modeling.encoder import FratrieEncoderForImageClassification, Fratr
 from .recipe import Field, Head, Recipe, Weight
 
 
+def _side(theirs: PreTrainedConfig, name: str) -> int:
+    """The side of a square, which theirs may name twice."""
+    sides = getattr(theirs, name)
+    sides = [sides] if isinstance(sides, int) else list(sides)
+    if len(set(sides)) != 1:
+        raise ValueError(f"vit: {name}={sides} is no square.")
+    return sides[0]
+
+
 def _positions(theirs: PreTrainedConfig) -> int:
-    return (theirs.image_size // theirs.patch_size) ** 2 + 1
+    return (_side(theirs, "image_size") // _side(theirs, "patch_size")) ** 2 + 1
 
 
 def _pooler(theirs: PreTrainedConfig) -> str:
@@ -38,7 +47,11 @@ VIT = Recipe(
         Field("qkv_bias", "attention_bias"),
     ),
     always={**norm_slots("pre"), "classifier_pooling": "first"},
-    read={"max_position_embeddings": _positions},
+    read={
+        "image_size": lambda theirs: _side(theirs, "image_size"),
+        "patch_size": lambda theirs: _side(theirs, "patch_size"),
+        "max_position_embeddings": _positions,
+    },
     weights=(
         Weight("embeddings.cls_token", "embed_tokens.image_token"),
         Weight("embeddings.position_embeddings", "embed_positions.weight", leading=True),

@@ -74,6 +74,21 @@ class FratrieBaseConfig(PreTrainedConfig):
         finally:
             vars(self).update(said)
 
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Make a configuration of saved fields (see Hugging Face's method).
+
+        Raises:
+            ValueError: they are those of another family of models.
+        """
+        model_type = config_dict.get("model_type") or cls.model_type
+        if model_type != cls.model_type:
+            raise ValueError(
+                f"{cls.__name__} is no configuration of the model type {model_type!r}. Checkpoints of the families "
+                "that we can be are read by from_pretrained of our models, and by scripts/convert.py."
+            )
+        return super().from_dict(config_dict, **kwargs)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the fields (see Hugging Face's method), without attributes that are none."""
         return without_unknown_fields(self, super().to_dict())

@@ -22,6 +22,7 @@ NormType = Literal["layer_norm", "rms_norm"]
 Pooling = Literal["first", "mean", "last"]
 SinusoidLayout = Literal["interleaved", "halves"]
 RouterScoring = Literal["softmax", "sigmoid"]
+RouterLossScope = Literal["layer", "model"]
 
 
 def norm_slots(position: Literal["pre", "post", "sandwich"], norm: NormType = "layer_norm") -> dict[str, Any]:
@@ -116,7 +117,9 @@ class FratrieConfig(FratrieBaseConfig):
         routed_scaling_factor: factor of the weights of the chosen experts.
         router_aux_loss_coef, router_z_loss_coef: weights of the load-balancing loss (Fedus et al. 2021) and of the
             router's z loss (Zoph et al. 2022) in the training loss; by default 0.01 with sparse layers, and 0.
-        output_router_logits: return the router logits.
+        router_aux_loss_scope: balance the experts of each `"layer"`, or those of the whole `"model"` together, as
+            Hugging Face's Mixtral does.
+        output_router_logits: return the router logits, and add the router's losses to the loss in evaluation too.
         embedding_dropout, hidden_dropout, attention_dropout, activation_dropout: dropout after the embeddings, of
             each residual branch, of the attention weights, inside the feed-forward.
         scale_embeddings: multiply the token embeddings by `sqrt(hidden_size)`.
@@ -197,6 +200,7 @@ class FratrieConfig(FratrieBaseConfig):
     routed_scaling_factor: float | int = 1.0
     router_aux_loss_coef: float | int | None = None
     router_z_loss_coef: float | int = 0.0
+    router_aux_loss_scope: RouterLossScope = "layer"
     output_router_logits: bool = False
 
     embedding_dropout: float | int = 0.0

@@ -34,7 +34,11 @@ class Router(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return logits `(N, E)`, and weights and indices `(N, P)` of the chosen experts."""
-        logits_NE = nn.functional.linear(hidden_states, self.weight)
+        inputs_ND: torch.Tensor = hidden_states
+        weight_ED: torch.Tensor = self.weight
+        if self.selection_bias is not None:  # as fine as the bias, which decides between nearly equal scores
+            inputs_ND, weight_ED = _at_least_float32(inputs_ND), _at_least_float32(weight_ED)
+        logits_NE = nn.functional.linear(inputs_ND, weight_ED)
         scores_NE = _at_least_float32(logits_NE)
         scores_NE = scores_NE.sigmoid() if self.scoring == "sigmoid" else scores_NE.softmax(dim=-1)
         index_NP = self.choose(scores_NE)
@@ -145,9 +149,12 @@ class MixtureOfExperts(nn.Module):
 
 
 def load_balancing_loss(
-    router_logits: tuple[torch.Tensor, ...], top_k: int, attention_mask: torch.Tensor | None = None
+    router_logits: tuple[torch.Tensor, ...],
+    top_k: int,
+    attention_mask: torch.Tensor | None = None,
+    scope: str = "layer",
 ) -> torch.Tensor:
-    """How unevenly the experts are used (Fedus et al. 2021, equations 4 to 6), the mean over the layers.
+    """How unevenly the experts are used (Fedus et al. 2021, equations 4 to 6).
 
     E · Σ (share of the choices that fell on an expert) · (its mean probability): 1 when both are uniform, E when one
     expert takes everything.
@@ -156,15 +163,19 @@ def load_balancing_loss(
         router_logits: `(N, E)` a layer.
         top_k: experts a token.
         attention_mask: `(B, T)` with B · T = N; padding does not count.
+        scope: over the tokens of each `"layer"`, of which the mean is taken; or of all of the `"model"` at once.
     """
-    losses = []
+    shares, means = [], []
     for logits_NE in router_logits:
         probabilities_NE = _at_least_float32(logits_NE).softmax(dim=-1)
         choices_NP = probabilities_NE.topk(top_k, dim=-1).indices
         chosen_NE = nn.functional.one_hot(choices_NP, logits_NE.shape[-1]).sum(dim=1).to(probabilities_NE.dtype)
-        share_E = _mean_over_tokens(chosen_NE, attention_mask) / top_k
-        losses.append(logits_NE.shape[-1] * (share_E * _mean_over_tokens(probabilities_NE, attention_mask)).sum())
-    return torch.stack(losses).mean()
+        shares.append(_mean_over_tokens(chosen_NE, attention_mask) / top_k)
+        means.append(_mean_over_tokens(probabilities_NE, attention_mask))
+    share_LE, mean_LE = torch.stack(shares), torch.stack(means)
+    if scope == "model":
+        share_LE, mean_LE = share_LE.mean(dim=0, keepdim=True), mean_LE.mean(dim=0, keepdim=True)
+    return share_LE.shape[-1] * (share_LE * mean_LE).sum(dim=-1).mean()
 
 
 def router_z_loss(router_logits: tuple[torch.Tensor, ...], attention_mask: torch.Tensor | None = None) -> torch.Tensor:
@@ -179,8 +190,8 @@ def router_z_loss(router_logits: tuple[torch.Tensor, ...], attention_mask: torch
     return torch.stack(losses).mean()
 
 
-def _at_least_float32(logits_NE: torch.Tensor) -> torch.Tensor:
-    return logits_NE.to(torch.promote_types(torch.float32, logits_NE.dtype))
+def _at_least_float32(numbers: torch.Tensor) -> torch.Tensor:
+    return numbers.to(torch.promote_types(torch.float32, numbers.dtype))
 
 
 def _mean_over_tokens(values_N: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:

@@ -220,7 +220,9 @@ class FratriePreTrainedModel(PreTrainedModel):
         mask = None
         if isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 2:
             mask = attention_mask[:, -(router_logits[0].shape[0] // attention_mask.shape[0]) :]  # without the past
-        balance = load_balancing_loss(router_logits, self.config.num_experts_per_tok, mask)
+        balance = load_balancing_loss(
+            router_logits, self.config.num_experts_per_tok, mask, self.config.router_aux_loss_scope
+        )
         return balance, router_z_loss(router_logits, mask)
 
     def needs_router_logits(self, labels: torch.Tensor | None, requested: bool | None) -> bool:
@@ -234,9 +236,9 @@ class FratriePreTrainedModel(PreTrainedModel):
         losses: tuple[torch.Tensor | None, torch.Tensor | None],
         share: torch.Tensor | float,
     ) -> torch.Tensor | None:
-        """Add the weighted router losses to a training loss, `share` of them (see `losses.share_of_batch`)."""
+        """Add the weighted router losses to a loss, `share` of them (see `losses.share_of_batch`)."""
         balance, z_loss = losses
-        if loss is None or balance is None or z_loss is None or not self.training:
+        if loss is None or balance is None or z_loss is None:
             return loss
         extra = self.config.router_aux_loss_coef * balance + self.config.router_z_loss_coef * z_loss
         return loss + (share * extra).to(loss.device)
@@ -275,8 +277,8 @@ class FratrieStack(FratriePreTrainedModel):
         config.validate_architecture()  # fields may have been set since
         config.check_model_sizes()
         if "sparse" in (config.mlp_layer_types or []) and config.router_selection_bias:
-            # Rounded to half precision, the bias would choose other experts.
-            self._keep_in_fp32_modules_strict = ["selection_bias"]
+            # Rounded to half precision, they would choose other experts.
+            self._keep_in_fp32_modules_strict = ["selection_bias", "router.weight"]
         norm = partial(build_norm, size=config.hidden_size, eps=config.norm_eps, bias=config.norm_bias)
         types = getattr(config, "type_vocab_size", 0)
         self.embed_tokens: nn.Embedding | PatchEmbedding

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from families import CASES, inputs, our_model, precise, real_tokens, their_model
+from families import CASES, Wide, inputs, our_model, precise, real_tokens, their_model
 
 from fratrie.conversion import to_hf
 
@@ -99,6 +99,22 @@ def test_equal_losses_and_gradients(case):
             compared += 1
     # A bias of the logits is a buffer there, a weight here.
     assert compared >= len(list(ours.parameters())) - 1 > 5
+
+
+BALANCED = [case for case in WITH_LOSS if case.theirs in ("MixtralForCausalLM", "Qwen3MoeForCausalLM")]
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "training"])
+@pytest.mark.parametrize("case", BALANCED, ids=[case.name for case in BALANCED])
+def test_equal_losses_with_balanced_experts(case, training):
+    theirs = their_model(case, router_aux_loss_coef=0.5, output_router_logits=True).train(training)
+    ours = our_model(theirs)
+    their_inputs, our_inputs = inputs(case, theirs)
+    labels = labels_for(case, theirs, our_inputs)
+    with Wide():
+        expected, actual = theirs(**their_inputs, labels=labels), ours(**our_inputs, labels=labels)
+    close(actual.loss, expected.loss, 1e-6)  # their balancing loss is made in float32
+    assert actual.aux_loss > 0 and len(actual.router_logits) == len(expected.router_logits)
 
 
 GENERATING = [case for case in CASES if case.generates]

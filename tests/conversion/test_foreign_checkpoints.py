@@ -113,6 +113,64 @@ def test_a_checkpoint_in_shards(name, tmp_path):
     same_output(outputs(case, theirs, loaded), outputs(case, theirs, expected))
 
 
+def test_pickled_weights_are_read_when_asked_for_alone(bert, tmp_path):
+    shutil.copy(bert / "mlm" / "config.json", tmp_path)
+    torch.save(load_file(bert / "mlm" / "model.safetensors"), tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"has pickled weights alone.*use_safetensors=False"):
+        FratrieEncoderForMaskedLM.from_pretrained(tmp_path)
+    model = FratrieEncoderForMaskedLM.from_pretrained(tmp_path, use_safetensors=False)
+    expected = FratrieEncoderForMaskedLM.from_pretrained(bert / "mlm")
+    assert all(torch.equal(weight, expected.state_dict()[name]) for name, weight in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}, "is quantised"),
+        ({"vocab_size": 32}, r"the weights \S+ are \(31,.* and \(32,.* by the configuration"),
+        ({"hidden_act": "nope"}, "its configuration names 'nope', which transformers does not know"),
+    ],
+)
+def test_a_config_that_does_not_fit(bert, tmp_path, changes, message):
+    shutil.copytree(bert / "mlm", tmp_path, dirs_exist_ok=True)
+    (tmp_path / "config.json").write_text(json.dumps(read(tmp_path / "config.json") | changes))
+    with pytest.raises(ValueError, match=message):
+        FratrieEncoderForMaskedLM.from_pretrained(tmp_path)
+
+
+def test_a_foreign_configuration_alone_is_refused(bert):
+    for config_class in (FratrieEncoderConfig, fratrie.FratrieSeq2SeqConfig):
+        with pytest.raises(ValueError, match=r"no configuration of the model type 'bert'.* from_pretrained of our"):
+            config_class.from_pretrained(bert / "base")
+
+
+def test_routers_in_float32(tmp_path):
+    """Of a model in half precision, as Hugging Face keeps and computes them."""
+    case = CASE["DeepseekV3ForCausalLM-0"]
+    save(case, tmp_path)
+    theirs = case.head.their_class.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    for ours in (from_hf(theirs), FratrieDecoderForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)):
+        router = ours.model.layers[1].feed_forward.router
+        assert router.weight.dtype == router.selection_bias.dtype == torch.float32
+        expected, actual = outputs(case, theirs, theirs), outputs(case, theirs, ours)
+        assert actual.dtype == torch.bfloat16
+        torch.testing.assert_close(actual, expected, rtol=0.05, atol=0.05 * float(expected.abs().max()))
+
+
+def test_matrices_that_theirs_keeps_in_float32(tmp_path, caplog):
+    case = CASE["T5ForConditionalGeneration-0"]
+    save(case, tmp_path)
+    theirs = case.head.their_class.from_pretrained(tmp_path, dtype=torch.float16)
+    assert theirs.encoder.block[0].layer[1].DenseReluDense.wo.weight.dtype == torch.float32
+    transformers_logging.enable_propagation()
+    try:
+        ours = from_hf(theirs)
+    finally:
+        transformers_logging.disable_propagation()
+    assert "5 matrices, such as model.encoder.layers.0.feed_forward.down_proj.weight, are rounded" in caplog.text
+    assert torch.isfinite(outputs(case, theirs, ours)).any()
+
+
 def test_a_subfolder_and_a_variant(tmp_path):
     theirs = save("BertModel-0", tmp_path / "inner")
     loaded = FratrieEncoderModel.from_pretrained(tmp_path, subfolder="inner")

@@ -13,7 +13,6 @@ from transformers import (
     DistilBertConfig,
     DistilBertModel,
     LlamaConfig,
-    ViTConfig,
 )
 
 from fratrie import (
@@ -108,7 +107,7 @@ def test_a_class_without_counterpart_lists_those_that_have_one():
     with pytest.raises(ValueError, match="BertForQuestionAnswering has no counterpart for model type 'bert'; BertM"):
         from_hf(BertForQuestionAnswering(config))
     ours = FratrieDecoderForCausalLM(FratrieDecoderConfig(**SIZES))
-    with pytest.raises(ValueError, match=r"FratrieDecoderForCausalLM has no counterpart.*BertForMaskedLM"):
+    with pytest.raises(ValueError, match=r"FratrieDecoderForCausalLM has no counterpart.*FratrieEncoderForMaskedLM"):
         to_hf(ours, "bert")
 
 
@@ -173,7 +172,7 @@ def with_alibi(recipe):
     fields = {"pad_token_id": 0}
     if recipe.model_type == "vit":
         fields |= {"patch_size": 4, "image_size": 8}
-    if "moe_intermediate_size" in {pair.theirs for pair in recipe.fields}:
+    if {"moe_intermediate_size", "num_local_experts"} & {pair.theirs for pair in recipe.fields}:
         fields |= {"num_experts": 4, "moe_intermediate_size": 8}
     return recipe.heads[0].ours(recipe.config(**SIZES, **ALIBI, **fields))
 
@@ -321,13 +320,74 @@ def test_a_rule_holds_for_its_configurations_alone():
         rule_recipe((line,)).read_weights({"their.weight": torch.ones(1)}, HEAD, BertConfig())
 
 
-def test_our_defaults_stand_for_theirs():
-    """`None` there is a value here, and is `None` again on the way back."""
-    for fields, expected in (({}, None), ({"n_inner": 20}, 20)):
-        ours = read_config("gpt2", {"n_embd": 16, "n_head": 4, **fields})
-        assert ours.intermediate_size == (expected or 64)
-        assert RECIPES["gpt2"].write_config(ours, RECIPES["gpt2"].heads[0]).n_inner == expected
-    assert read_config("vit", {}).max_position_embeddings == (ViTConfig().image_size // 16) ** 2 + 1
+ROPE = {"rope_type": "linear", "rope_theta": 300.0, "factor": 3.0}
+# What ours has one word for, or none: fields that the way back has to remember.
+REMEMBERED = [
+    ("BertForMaskedLM-0", {"chunk_size_feed_forward": 3}),
+    ("BertForMaskedLM-0", {"position_embedding_type": "absolute", "task_specific_params": {"a": {"b": 1}}}),
+    ("BertForSequenceClassification-0", {"classifier_dropout": 0.0, "hidden_dropout_prob": 0.0}),
+    ("BertForSequenceClassification-0", {"classifier_dropout": None, "hidden_dropout_prob": 0.2}),
+    ("ModernBertForMaskedLM-0", {"global_attn_every_n_layers": 3, "layer_norm_eps": 1e-5}),
+    ("ModernBertForMaskedLM-0", {"layer_types": ["full_attention"] * 3, "local_rope_theta": 77.0}),
+    ("GPT2LMHeadModel-0", {"n_inner": 64}),
+    ("GPT2LMHeadModel-0", {"n_inner": None, "n_ctx": 1024}),
+    ("Qwen2ForCausalLM-0", {"head_dim": 4}),
+    ("Qwen2ForCausalLM-0", {"hidden_size": 18}),
+    ("Qwen3MoeForCausalLM-0", {"head_dim": 4}),
+    ("Qwen3MoeForCausalLM-0", {"mlp_only_layers": [0, 1, 2]}),
+    ("MixtralForCausalLM-0", {"head_dim": 4, "rope_parameters": {**ROPE, "rope_type": "yarn"}}),
+    ("MixtralForCausalLM-0", {"router_aux_loss_coef": 0.3, "num_experts_per_tok": 3}),
+    ("T5ForConditionalGeneration-0", {"bos_token_id": 2, "n_positions": 512, "output_past": True}),
+    ("T5ForConditionalGeneration-0", {"feed_forward_proj": "gated-gelu_new", "decoder_start_token_id": 0}),
+    ("T5EncoderModel-0", {"num_decoder_layers": 6}),
+    ("ViTForImageClassification-0", {"pooler_output_size": 12, "image_size": [8, 8]}),
+]
+
+
+@pytest.mark.parametrize(("name", "fields"), REMEMBERED)
+def test_what_ours_has_no_word_for_is_remembered(name, fields):
+    case = CASE[name]
+    theirs = their_model(case, dtype=torch.float32, **fields)
+    back = to_hf(our_model(theirs))
+    assert back.config.to_dict() | UNCOMPARED == theirs.config.to_dict() | UNCOMPARED
+
+
+UNCOMPARED = dict.fromkeys(("_name_or_path", "architectures", "dtype"))
+
+
+def test_what_is_remembered_gives_way_to_what_changed():
+    ours = our_model(their_model(CASE["GPT2LMHeadModel-0"], dtype=torch.float32, n_ctx=1024))
+    assert ours.config.foreign_fields == {"model_type": "gpt2", "n_inner": None, "n_ctx": 1024}
+    changed = type(ours)(type(ours.config)(**{**ours.config.to_dict(), "intermediate_size": 24}))
+    back = to_hf(changed).config
+    assert (back.n_inner, back.n_ctx) == (24, 1024)
+    assert not hasattr(to_hf(our_model(their_model(CASE["LlamaForCausalLM-0"])), "mistral").config, "pretraining_tp")
+
+
+def test_the_weight_of_the_balancing_loss_follows_ours():
+    ours = our_model(their_model(CASE["MixtralForCausalLM-0"], router_aux_loss_coef=0.5))
+    for weight in (0.0, 0.7):
+        ours.config.router_aux_loss_coef = weight
+        assert to_hf(ours).config.router_aux_loss_coef == pytest.approx(weight / 2)
+
+
+def test_vit_sides():
+    assert read_config("vit", {"patch_size": [16, 16]}).max_position_embeddings == (224 // 16) ** 2 + 1
+    with pytest.raises(ValueError, match=r"vit: image_size=\[8, 16\] is no square"):
+        read_config("vit", {"image_size": [8, 16]})
+
+
+@pytest.mark.parametrize("name", ["MistralForCausalLM-0", "LlamaForCausalLM-1"])
+def test_a_model_without_experts_is_no_mixtral(name):
+    with pytest.raises(ValueError, match="num_experts=0"):
+        to_hf(our_model(their_model(CASE[name], dtype=torch.float32)), "mixtral")
+
+
+def test_a_model_that_was_cut_is_refused():
+    theirs = their_model(CASE["BertModel-0"])
+    del theirs.encoder.layer[-1]
+    with pytest.raises(ValueError, match=r"weights of this BertModel are not those of its configuration: layers\.2"):
+        from_hf(theirs)
 
 
 def test_rotary_parameters_that_their_class_ignores_are_refused():
@@ -372,6 +432,8 @@ def test_what_has_no_weights_or_is_not_ours_is_refused():
         from_hf(our_model(theirs))
     with pytest.raises(ValueError, match="BertModel is on the meta device"):
         from_hf(theirs.to("meta"))
+    with pytest.raises(ValueError, match=r"Linear is no model of transformers.*merge_and_unload"):
+        from_hf(torch.nn.Linear(2, 2))
 
 
 def test_what_the_other_side_has_no_place_for_is_told(caplog):

@@ -223,6 +223,7 @@ SHARED = {
     "routed_scaling_factor": Case(2.5, output, SPARSE),
     "router_aux_loss_coef": Case(1.0, training_loss, SPARSE),
     "router_z_loss_coef": Case(1.0, training_loss, SPARSE),
+    "router_aux_loss_scope": Case("model", training_loss, SPARSE),
     "output_router_logits": Case(True, returned, SPARSE),
     "embedding_dropout": Case(0.3, training),
     "hidden_dropout": Case(0.3, training),

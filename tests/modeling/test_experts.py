@@ -398,10 +398,13 @@ def test_balance_by_its_definition_and_with_gradient():
 @pytest.mark.parametrize("padded", [False, True])
 def test_balance_is_mixtrals_over_the_choices(padded):
     """One counts the choices of a token, the other their shares, which sum to one."""
-    logits = torch.randn(14, EXPERTS)
+    layers = tuple(torch.randn(3, 14, EXPERTS))
     mask = torch.tensor([[1] * 7, [1] * 4 + [0] * 3]) if padded else None
-    expected = mixtral_balancing_loss((logits,), EXPERTS, 2, mask)
-    close(2 * load_balancing_loss((logits,), 2, mask), expected, 1e-5)
+    expected = mixtral_balancing_loss(layers, EXPERTS, 2, mask)
+    close(2 * load_balancing_loss(layers, 2, mask, "model"), expected, 1e-5)
+    by_layer = torch.stack([mixtral_balancing_loss((logits,), EXPERTS, 2, mask) for logits in layers]).mean()
+    close(2 * load_balancing_loss(layers, 2, mask), by_layer, 1e-5)
+    assert not torch.isclose(by_layer, expected)
 
 
 def test_z_loss_by_its_definition():
@@ -466,7 +469,10 @@ def test_router_logits_and_losses_are_returned_on_request_alone(head):
     loss = outputs.loss
     outputs = model(IDS, attention_mask=MASK, labels=labels, output_router_logits=True)
     assert outputs.aux_loss > 0 and outputs.z_loss > 0
-    close(outputs.loss, loss)  # to see them is not to be trained on them
+    config = model.config.decoder if head == "seq2seq" else model.config
+    extra = config.router_aux_loss_coef * outputs.aux_loss + config.router_z_loss_coef * outputs.z_loss
+    stacks = 2 if head == "seq2seq" else 1  # of which the output has the mean
+    close(outputs.loss, loss + stacks * extra)  # as in Hugging Face's models
     names = ["encoder_router_logits", "decoder_router_logits"] if head == "seq2seq" else ["router_logits"]
     for name in names:
         assert len(outputs[name]) == 2 and outputs[name][0].shape[-1] == EXPERTS
