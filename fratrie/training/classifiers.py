@@ -91,7 +91,11 @@ def check_checkpoint(name: str | os.PathLike[str], tokenizer: bool = True) -> Pa
     missing = [] if (path / "config.json").is_file() else ["config.json"]
     if not any((path / name).is_file() for name in _WEIGHTS):
         pickled = (path / "pytorch_model.bin").is_file()
-        missing.append("model.safetensors" + " (pytorch_model.bin is not read: pickle is unsafe)" * pickled)
+        way_out = (
+            " (pytorch_model.bin is pickled and not read: in Python, from_pretrained(…, use_safetensors=False) of its "
+            "class and save_pretrained write it as safetensors)"
+        )
+        missing.append("model.safetensors" + way_out * pickled)
     if tokenizer and not any((path / name).is_file() for name in TOKENIZER_FILES):
         missing.append("tokenizer.json")
     if missing:

