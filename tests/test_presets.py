@@ -193,17 +193,7 @@ def there_and_back(model, their_class):
     return again.config
 
 
-def refused(reason):
-    return pytest.mark.xfail(raises=ValueError, strict=True, reason=reason)
-
-
-WITHOUT_BIAS = refused("BART's recipe wants an output bias")
-WITH_LM_FIELDS = refused("recipes compare the fields of the language-model head where a model has none")
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=WITHOUT_BIAS if name.startswith("bart") else ()) for name in THEIRS]
-)
+@pytest.mark.parametrize("name", THEIRS)
 def test_models_become_those_of_hugging_face_and_come_back(name):
     config = tiny(name)
     again = there_and_back(type(build_on_meta(config))(config), THEIRS[name][0])
@@ -216,9 +206,7 @@ ENCODERS = ["bert-base", "roberta-base", "camembert-base", "xlm-roberta-base", "
 OF_LM_HEAD = {"head_activation", "head_bias", "lm_head_bias"}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "bert-base" else WITH_LM_FIELDS) for name in ENCODERS]
-)
+@pytest.mark.parametrize("name", ENCODERS)
 @pytest.mark.parametrize("head", ["Model", "ForSequenceClassification"])
 def test_other_heads_become_those_of_hugging_face_and_come_back(name, head):
     config = tiny(name)

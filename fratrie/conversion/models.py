@@ -25,8 +25,10 @@ RECIPES: dict[str, Recipe] = {
         *(deepseek.DEEPSEEK_V3, bart.BART, bart.MARIAN, t5.T5, vit.VIT),
     )
 }
-# Encoders of encoder-decoders on their own: further classes of theirs, and another configuration of ours.
-ENCODER_RECIPES: dict[str, Recipe] = {"t5": t5.T5_ENCODER}
+# Stacks of encoder-decoders on their own: further classes of theirs, and another configuration of ours.
+STACK_RECIPES: dict[str, Recipe] = {
+    recipe.model_type: recipe for recipe in (bart.BART_DECODER, bart.MARIAN_DECODER, t5.T5_ENCODER)
+}
 
 
 def register_loaders() -> None:
@@ -52,7 +54,7 @@ def find_recipe(model_type: str, class_name: str | None = None) -> tuple[Recipe,
     """
     if model_type not in RECIPES:
         raise ValueError(f"No recipe for model type {model_type!r}; there are {', '.join(RECIPES)}.")
-    recipes = [recipes[model_type] for recipes in (RECIPES, ENCODER_RECIPES) if model_type in recipes]
+    recipes = [recipes[model_type] for recipes in (RECIPES, STACK_RECIPES) if model_type in recipes]
     pairs = [(recipe, head) for recipe in recipes for head in recipe.heads]
     for recipe, head in pairs:
         if class_name in (None, head.theirs, head.ours.__name__):
@@ -140,7 +142,7 @@ def load_checkpoint(
     weights["dtype"] = kwargs.pop("dtype", kwargs.pop("torch_dtype", "auto"))
     theirs, report = _load_theirs(head, name, their_config, hub | weights)
     if report["mismatched_keys"] and not (is_theirs and kwargs.get("ignore_mismatched_sizes")):
-        key, saved, built = next(iter(report["mismatched_keys"]))
+        key, saved, built = min(report["mismatched_keys"])
         raise ValueError(
             f"{name}: the weights {key} are {tuple(saved)}, and {tuple(built)} by the configuration: mend config.json."
         )
@@ -222,9 +224,8 @@ def _build(
     """A model with these weights, which are all but the computed ones, in the dtype, place and mode of another."""
     states = {name: tensor.clone() for name, tensor in states.items()}
     with _quietly():
-        loaded = model_class.from_pretrained(
-            None, config=config, state_dict=states, dtype=like.dtype, output_loading_info=True, **kwargs
-        )
+        kwargs |= {"dtype": like.dtype, "ignore_mismatched_sizes": True, "output_loading_info": True}
+        loaded = model_class.from_pretrained(None, config=config, state_dict=states, **kwargs)
     model, report = cast(Any, loaded)
     report["missing_keys"] = set(report["missing_keys"]) - set(computed)
     strange = [key for kind in ("missing", "unexpected", "mismatched") for key in report[f"{kind}_keys"]]

@@ -30,6 +30,7 @@ _OURS_ALONE = frozenset(
      "router_z_loss_coef", "pooler_activation"}
 )  # fmt: skip
 _CLASSIFIER = frozenset(f.name for f in fields(FratrieConfig) if f.name.startswith("classifier_"))
+_LANGUAGE_MODEL = frozenset({"head_activation", "head_bias", "lm_head_bias"})
 _BASE_FIELDS = frozenset(f.name for f in fields(PreTrainedConfig))
 _COMPARED = frozenset(
     f.name for config in (FratrieEncoderConfig, FratrieDecoderConfig) for f in fields(config)
@@ -104,6 +105,7 @@ class Weight:
         ours: its name in ours; several where their matrix holds ours stacked; none where we have no use for it.
         transposed: their matrix is `(in, out)`.
         leading: their tensor has a first dimension of size one more.
+        zeros: a vector of theirs that ours may lack, and then is zero: the field of their configuration with its size.
         when: fields of their configuration, and the values with which the line holds.
     """
 
@@ -111,6 +113,7 @@ class Weight:
     ours: str | tuple[str, ...] = ()
     transposed: bool = False
     leading: bool = False
+    zeros: str | None = None
     when: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -182,6 +185,7 @@ class Recipe:
         read: fields of ours as functions of their configuration.
         write: fields of theirs as functions of our configuration (`None`: leave it out). Whatever `read` and `write`
             do, `write_config` reads its result back and refuses a model that would come out as another one.
+        neutral: fields that ours may have with another value than `always`, without another computation.
         required: fields of theirs that must have this value, since ours cannot be otherwise.
         inert: fields of theirs that change neither weights nor outputs.
         weights: pairs of weights of the bare model.
@@ -194,6 +198,7 @@ class Recipe:
     weights: tuple[Weight, ...]
     heads: tuple[Head, ...]
     always: Mapping[str, Any] = field(default_factory=dict)
+    neutral: Mapping[str, Any] = field(default_factory=dict)
     read: Mapping[str, Callable[[PreTrainedConfig], Any]] = field(default_factory=dict)
     write: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     required: Mapping[str, Any] = field(default_factory=dict)
@@ -226,6 +231,9 @@ class Recipe:
         Raises:
             ValueError: names the fields whose values theirs cannot represent.
         """
+        if getattr(ours, "head_activation", "") is None:  # the default, which theirs writes out
+            ours = copy.copy(ours)
+            ours.head_activation = ours.hidden_act
         kept = dict(ours.foreign_fields or {})
         if kept.pop("model_type", None) != self.model_type:
             kept = {}
@@ -271,6 +279,11 @@ class Recipe:
             read_back = self.read_config(written, head)
             if "tie_word_embeddings" in self.inert:  # which the weights alone tell
                 read_back.tie_word_embeddings = ours.tie_word_embeddings
+            for name, value in self.neutral.items():
+                if getattr(ours, name) == value:
+                    setattr(read_back, name, value)
+            if getattr(read_back, "head_activation", "") is None:
+                read_back.head_activation = read_back.hidden_act
             lost = _differences(ours, read_back, head)
             if "router_aux_loss_coef" in self.read and not math.isclose(
                 ours.router_aux_loss_coef, read_back.router_aux_loss_coef
@@ -316,6 +329,10 @@ class Recipe:
             else:
                 unknown[name] = tensor
         _refuse_all_but_copies(unknown, states, f"{head.ours.__name__}: {head.theirs}")
+        like = next(iter(states.values()))
+        for rule, name, _ in lines:
+            if rule.zeros and name not in written:
+                written[name] = rule.write([like.new_zeros(getattr(theirs, rule.zeros))])
         return written
 
     def _lines(self, head: Head, theirs: PreTrainedConfig | None) -> list[tuple[Weight, str, list[str]]]:
@@ -381,10 +398,14 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 def _differences(ours: PreTrainedConfig, read_back: PreTrainedConfig, head: Head) -> list[str]:
     """Fields in which two of our configurations differ, as `name=value` of the first."""
     free = frozenset() if "Classification" in head.ours.__name__ else _CLASSIFIER
+    if not head.ours.__name__.endswith(("ForMaskedLM", "ForConditionalGeneration")):
+        free |= _LANGUAGE_MODEL
     different = []
     for stack in ("", "encoder.", "decoder.") if getattr(ours, "encoder", None) else ("",):
         pair = [look_up(config, stack[:-1]) if stack else config for config in (ours, read_back)]
         names = {f.name for f in fields(pair[0])} & (_COMPARED | _seq2seq_fields(stack)) - free
+        if "sliding_attention" not in (getattr(pair[0], "layer_types", None) or ()):
+            names -= {"sliding_window"}
         different += [
             f"{stack}{name}={getattr(pair[0], name)!r}"
             for name in sorted(names)

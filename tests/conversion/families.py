@@ -7,7 +7,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from fratrie.conversion import from_hf
-from fratrie.conversion.models import ENCODER_RECIPES, RECIPES, find_recipe
+from fratrie.conversion.models import RECIPES, STACK_RECIPES, find_recipe
 
 ENCODER = {
     "vocab_size": 31,
@@ -49,8 +49,8 @@ DEEPSEEK = {
 SEQ2SEQ = {
     "vocab_size": 31,
     "d_model": 16,
-    "encoder_layers": 2,
-    "decoder_layers": 3,
+    "encoder_layers": 3,  # Hugging Face's own decoders alone fail with fewer than in the decoder
+    "decoder_layers": 2,
     "encoder_ffn_dim": 24,
     "decoder_ffn_dim": 20,
     "encoder_attention_heads": 4,
@@ -114,6 +114,7 @@ SPREAD = {
         GPT2,
         {**GPT2, "n_inner": 20, "scale_attn_weights": False, "activation_function": "relu"},
         {**GPT2, "tie_word_embeddings": False, "layer_norm_epsilon": 0.1, "n_head": 2},
+        {**GPT2, "add_cross_attention": True},
     ],
     "llama": [
         DECODER,
@@ -175,6 +176,11 @@ class Case:
         return find_recipe(self.model_type, self.theirs)[1]
 
     @property
+    def attends_encoder(self):
+        """A decoder alone that gets the states of an encoder."""
+        return self.theirs in ("BartForCausalLM", "MarianForCausalLM") or "add_cross_attention" in self.fields
+
+    @property
     def generates(self):
         return any(word in self.theirs for word in ("CausalLM", "LMHead", "ForConditionalGeneration", "MTModel"))
 
@@ -183,9 +189,11 @@ CASES = [
     Case(model_type, head.theirs, fields, f"{head.theirs}-{number}")
     for model_type, spread in SPREAD.items()
     for number, fields in enumerate(spread)
-    for recipes in (RECIPES, ENCODER_RECIPES)
+    for recipes in (RECIPES, STACK_RECIPES)
     if model_type in recipes
     for head in recipes[model_type].heads
+    # whose output layer is not of the size of its embedding
+    if not (head.theirs == "MarianForCausalLM" and "decoder_vocab_size" in fields)
 ]
 
 
@@ -250,6 +258,9 @@ def inputs(case, theirs, side="right"):
     both = {"input_ids": ids, "attention_mask": mask}
     if theirs.config.is_encoder_decoder:
         both["decoder_input_ids"] = torch.tensor([[2, 4, 5, 6], [2, 7, 8, 9]])
+    if case.attends_encoder:
+        both["encoder_hidden_states"] = torch.randn(2, 5, theirs.config.hidden_size).to(theirs.dtype)
+        both["encoder_attention_mask"] = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
     if getattr(theirs.config, "type_vocab_size", 1) > 1:
         both["token_type_ids"] = (ids % 2) * mask
     theirs_too = dict(both)

@@ -22,7 +22,8 @@ OTHER = {
     **dict.fromkeys(("pad_token_id", "decoder_start_token_id", "bos_token_id"), 3),
     "eos_token_id": [7, 9],
     "forced_eos_token_id": [7, 9],
-    **dict.fromkeys(("encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers"), 1),
+    **dict.fromkeys(("decoder_layers", "num_layers", "num_decoder_layers"), 1),
+    "encoder_layers": 4,  # Hugging Face's own decoders alone fail with fewer than in the decoder
     "n_group": 2,
     "n_routed_experts": 12,
     "num_key_value_heads": 4,

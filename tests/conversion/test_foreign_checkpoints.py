@@ -23,7 +23,7 @@ from fratrie import (
     FratrieSeq2SeqForConditionalGeneration,
 )
 from fratrie.conversion import from_hf, to_hf
-from fratrie.conversion.models import ENCODER_RECIPES, RECIPES, find_recipe
+from fratrie.conversion.models import RECIPES, STACK_RECIPES, find_recipe
 
 FIRST = [case for case in CASES if case.fields is SPREAD[case.model_type][0]]
 CASE = {case.name: case for case in CASES}
@@ -86,7 +86,7 @@ def test_a_checkpoint_equals_the_model_in_memory(case, tmp_path):
 
 def test_every_family_and_every_class_of_ours_is_loaded():
     assert {case.model_type for case in FIRST} == set(RECIPES)
-    recipes = [*RECIPES.values(), *ENCODER_RECIPES.values()]
+    recipes = [*RECIPES.values(), *STACK_RECIPES.values()]
     assert {case.theirs for case in FIRST} == {head.theirs for recipe in recipes for head in recipe.heads}
 
 

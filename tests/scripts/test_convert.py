@@ -235,7 +235,7 @@ def test_models_that_are_refused(convert, tmp_path):
         ("hidden_act", "nope", "names 'nope', which transformers does not know"),
         ("hidden_size", "16", "cannot be converted: "),
         ("pad_token_id", 9999, "cannot be converted: "),
-        ("vocab_size", 70, "and (70, 16) by the configuration"),
+        ("vocab_size", 70, "by the configuration: mend config.json"),
     ],
 )
 def test_a_damaged_configuration_is_refused(convert, folder, tmp_path, field, value, message):
