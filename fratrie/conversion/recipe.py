@@ -231,22 +231,29 @@ class Recipe:
         Raises:
             ValueError: names the fields whose values theirs cannot represent.
         """
-        if getattr(ours, "head_activation", "") is None:  # the default, which theirs writes out
-            ours = copy.copy(ours)
-            ours.head_activation = ours.hidden_act
+        ours = _written_out(ours)
+        refusal = None
+        for first, last in self._remembered(ours, head):
+            try:
+                written = self._write(ours, head, first, last)
+                self._require_nothing_lost(ours, written, head)
+                return written
+            except ValueError as error:
+                refusal = error
+        assert refusal is not None
+        raise refusal
+
+    def _remembered(self, ours: PreTrainedConfig, head: Head) -> tuple[tuple[dict[str, Any], dict[str, Any]], ...]:
+        """What to write below and above the recipe's fields, one way after the other until nothing is lost.
+
+        What was kept of their configuration stays as it was, unless ours has changed meanwhile.
+        """
         kept = dict(ours.foreign_fields or {})
         if kept.pop("model_type", None) != self.model_type:
-            kept = {}
+            return (({}, {}),)
         pairs = {pair.theirs for pair in (*self.fields, *head.fields)}
         without_pair = {name: value for name, value in kept.items() if name not in pairs}
-        lost = []
-        # What was kept stays as it was, unless our configuration has changed meanwhile.
-        for first, last in (({}, kept), ({}, without_pair), (without_pair, {})):
-            written = self._write(ours, head, first, last)
-            lost = self._lost(ours, written, head)
-            if not lost:
-                return written
-        raise ValueError(f"A {self.model_type!r} model cannot have this: {', '.join(lost)}.")
+        return ({}, kept), ({}, without_pair), (without_pair, {})
 
     def _write(
         self, ours: PreTrainedConfig, head: Head, first: Mapping[str, Any], last: Mapping[str, Any]
@@ -273,28 +280,26 @@ class Recipe:
             if name not in _UNKEPT and (name not in written or written[name] != value)
         }
 
-    def _lost(self, ours: PreTrainedConfig, written: PreTrainedConfig, head: Head) -> list[str]:
-        """What of our configuration theirs does not say."""
+    def _require_nothing_lost(self, ours: PreTrainedConfig, written: PreTrainedConfig, head: Head) -> None:
+        """Raise a `ValueError` that names what of our configuration theirs does not say."""
         try:
-            read_back = self.read_config(written, head)
-            if "tie_word_embeddings" in self.inert:  # which the weights alone tell
-                read_back.tie_word_embeddings = ours.tie_word_embeddings
-            for name, value in self.neutral.items():
-                if getattr(ours, name) == value:
-                    setattr(read_back, name, value)
-            if getattr(read_back, "head_activation", "") is None:
-                read_back.head_activation = read_back.hidden_act
-            lost = _differences(ours, read_back, head)
-            if "router_aux_loss_coef" in self.read and not math.isclose(
-                ours.router_aux_loss_coef, read_back.router_aux_loss_coef
-            ):
-                lost.append(f"router_aux_loss_coef={ours.router_aux_loss_coef!r}")
-            pooler = ours.pooler_activation if head.pooler else None
-            if head.pooler and pooler and pooler != head.pooler(written):
-                lost.append(f"pooler_activation={pooler!r}")
+            read_back = _written_out(self.read_config(written, head))
+            pooler = head.pooler(written) if head.pooler and ours.pooler_activation else None
         except ValueError as error:
-            return [str(error).rstrip(".")]
-        return lost
+            raise ValueError(f"A {self.model_type!r} model cannot have this: {str(error).rstrip('.')}.") from error
+        if "tie_word_embeddings" in self.inert:  # which the weights alone tell
+            read_back.tie_word_embeddings = ours.tie_word_embeddings
+        for name, value in self.neutral.items():
+            if getattr(ours, name) == value:
+                setattr(read_back, name, value)
+        lost = _differences(ours, read_back, head)
+        balance = "router_aux_loss_coef"
+        if balance in self.read and not math.isclose(getattr(ours, balance), getattr(read_back, balance)):
+            lost.append(f"{balance}={getattr(ours, balance)!r}")
+        if pooler and pooler != ours.pooler_activation:
+            lost.append(f"pooler_activation={ours.pooler_activation!r}")
+        if lost:
+            raise ValueError(f"A {self.model_type!r} model cannot have this: {', '.join(lost)}.")
 
     def read_weights(self, states: Mapping[str, torch.Tensor], head: Head, theirs: PreTrainedConfig) -> States:
         """Our state dict from theirs, whose configuration is `theirs`; second names of tied weights are left out.
@@ -393,6 +398,14 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
         *stack, name = name.split(".")
         (nested.setdefault(stack[0], {}) if stack else nested)[name] = value
     return nested
+
+
+def _written_out(ours: PreTrainedConfig) -> PreTrainedConfig:
+    """A copy with the default of `head_activation`, which theirs has to name."""
+    ours = copy.copy(ours)
+    if getattr(ours, "head_activation", "") is None:
+        ours.head_activation = ours.hidden_act
+    return ours
 
 
 def _differences(ours: PreTrainedConfig, read_back: PreTrainedConfig, head: Head) -> list[str]:
