@@ -270,15 +270,18 @@ class Recipe:
 
     def _unwritten(self, theirs: PreTrainedConfig, ours: PreTrainedConfig, head: Head) -> dict[str, Any]:
         """Fields of theirs that the recipe alone would write otherwise, or not at all."""
-        try:
-            written = self._write(ours, head, {}, {}).to_dict()
-        except ValueError:  # one that is complete with the kept fields alone
-            written = {}
-        return {
-            name: value
-            for name, value in theirs.to_dict().items()
-            if name not in _UNKEPT and (name not in written or written[name] != value)
-        }
+        kept: dict[str, Any] = {}
+        for _ in range(2):  # what was kept may bring other defaults along
+            try:
+                written = self._write(ours, head, {}, kept).to_dict()
+            except ValueError:  # a configuration that is complete with the kept fields alone
+                written = {}
+            kept |= {
+                name: value
+                for name, value in theirs.to_dict().items()
+                if name not in _UNKEPT and (name not in written or repr(written[name]) != repr(value))
+            }
+        return kept
 
     def _require_nothing_lost(self, ours: PreTrainedConfig, written: PreTrainedConfig, head: Head) -> None:
         """Raise a `ValueError` that names what of our configuration theirs does not say."""
