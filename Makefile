@@ -26,7 +26,7 @@ demo-scratch: install
 	$(BIN)/python scripts/demo.py --from_scratch --output_dir runs/demo-scratch
 
 test: install ecosystem
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses=2 --dist=loadfile --durations=15
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses=2 --dist=worksteal --durations=15
 
 lint: install
 	$(BIN)/ruff check .

@@ -278,7 +278,7 @@ class FratrieStack(FratriePreTrainedModel):
         config.check_model_sizes()
         if "sparse" in (config.mlp_layer_types or []) and config.router_selection_bias:
             # Rounded to half precision, they would choose other experts.
-            self._keep_in_fp32_modules_strict = ["selection_bias", "router.weight"]
+            self._keep_in_fp32_modules_strict = ["router"]
         norm = partial(build_norm, size=config.hidden_size, eps=config.norm_eps, bias=config.norm_bias)
         types = getattr(config, "type_vocab_size", 0)
         self.embed_tokens: nn.Embedding | PatchEmbedding

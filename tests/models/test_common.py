@@ -466,11 +466,12 @@ def test_the_loss_is_divided_by_the_number_of_targets_of_the_global_batch(siblin
 
 
 @every_sibling
-def test_router_losses_join_the_training_loss_only(sibling: str):
-    case = case_of(sibling, "shared_experts")
-    model = case.build()
+def test_router_losses_join_the_loss_in_training_and_where_they_are_asked_for(sibling: str):
+    model = case_of(sibling, "shared_experts").build()
     inputs = training_inputs(sibling)
-    evaluated, trained = model(**inputs), model.train()(**inputs)
+    evaluated, asked_for = (model(**inputs, output_router_logits=wanted) for wanted in (False, True))
+    trained = model.train()(**inputs)
+    close(asked_for.loss, trained.loss)
     coefficients = stack_configs(model.config)[0]
     extra = trained.loss - evaluated.loss
     stacks = 2 if sibling == SEQ2SEQ else 1
