@@ -12,7 +12,8 @@ from fratrie.modeling.configuration import FratrieConfig
 HEAD = """# The configuration
 
 Every field of every model, with its default. A field that is unknown or contradicts another is a `ValueError` that
-says the way out. This page is written from the docstrings by `python docs/configuration.py`.
+says the way out; a value of another type, or none of the choices, is Hugging Face's `StrictDataclassError`. This page
+is written from the docstrings by `python docs/configuration.py`.
 
 `norm_slots("pre" | "post" | "sandwich", "layer_norm" | "rms_norm")` fills the norm fields of the usual layouts, and
 `fratrie.preset(name, **changes)` gives the configuration of a published architecture (`fratrie.PRESETS`).

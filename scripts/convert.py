@@ -131,9 +131,9 @@ def _read(options: ConversionOptions) -> tuple[PreTrainedModel, Any]:
     is_ours = config.model_type.startswith("fratrie_")
     if options.to_hf and not is_ours:
         raise ValueError(f"{options.source} is no checkpoint of ours ({config.model_type}): omit --to_hf")
-    if is_ours and not (options.to_hf or options.vocabulary):
+    if is_ours and not (options.to_hf or options.vocabulary or options.export_code):
         kind = f"a checkpoint of ours ({config.model_type})"
-        raise ValueError(f"{options.source} is {kind}: say --to_hf, or prune it by --vocabulary")
+        raise ValueError(f"{options.source} is {kind}: say --to_hf, prune it by --vocabulary, or --export_code")
     model = _read_ours(folder, name) if is_ours else _read_theirs(folder, name, config)
     if options.to_hf:
         model = to_hf(cast(Any, model), options.model_type)
@@ -145,7 +145,10 @@ def _read_ours(folder: Path, name: str) -> PreTrainedModel:
     our_class = getattr(fratrie, name, None)
     if not (isinstance(our_class, type) and issubclass(our_class, fratrie.FratriePreTrainedModel)):
         raise ValueError(f"{name!r} is no class of ours to read {folder} as: name one with --architecture")
-    return our_class.from_pretrained(folder)
+    model, report = our_class.from_pretrained(folder, output_loading_info=True)
+    if lost := sorted(report["missing_keys"]):
+        raise ValueError(f"it lacks {len(lost)} weights of a {name}, such as {lost[0]}")
+    return model
 
 
 def _read_theirs(folder: Path, name: str, config: PreTrainedConfig) -> PreTrainedModel:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import numpy as np
 from accelerate import Accelerator
 from datasets import DatasetDict
 from torch.utils.data import Dataset
@@ -46,6 +47,7 @@ from fratrie.training.finetuning import (
     encode,
     load_parts,
     log_from_main_process,
+    max_tokens,
     predict_logits,
     score_rows,
     targets_of,
@@ -231,6 +233,8 @@ def _prepare(data: DataOptions, choices: ModelOptions, options: FinetuningOption
     parts = load_parts(data, options.seed)
     check_every_label_occurs(parts["train"], choices.allow_missing_labels)
     task = task_of(parts["train"].features)
+    if task.problem_type != REGRESSION:
+        _log_labels(parts["train"], task.labels)
     if choices.tune_thresholds and task.problem_type != MULTI_LABEL:
         raise ValueError(f"--tune_thresholds is for several labels a text, but the task is {task.problem_type}")
     options.choose_metric(task.problem_type)
@@ -243,6 +247,13 @@ def _prepare(data: DataOptions, choices: ModelOptions, options: FinetuningOption
         for part, dataset in parts.items()
     }
     return Run(data, choices, options, accelerator, parts, model, tokenizer, rows)
+
+
+def _log_labels(train: Dataset, labels: Sequence[str]) -> None:
+    targets = targets_of(train)
+    counts = targets.sum(0) if targets.ndim == 2 else np.bincount(targets, minlength=len(labels))
+    shown = ", ".join(f"{label} {int(count)}" for label, count in zip(labels, counts, strict=True))
+    logger.info("%d texts to learn; times a label is given: %s", len(train), shown)
 
 
 def _build(
@@ -264,7 +275,9 @@ def _build(
         model.config.pad_token_id = tokenizer.pad_token_id
     trainable = freeze_below(model, choices.trainable_layers, new)
     count = sum(weight.numel() for name, weight in model.named_parameters() if name in trainable)
-    logger.info("%d of %d weights are trained", count, model.num_parameters())
+    logger.info("%s: %d of %d weights are trained", type(model).__name__, count, model.num_parameters())
+    # To which pipelines cut a text.
+    tokenizer.model_max_length = max_tokens(model, tokenizer) or tokenizer.model_max_length
     return model, tokenizer
 
 

@@ -6,8 +6,10 @@ Example: python scripts/predict.py --model runs/family --input_file answers.txt 
 """
 
 import csv
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -15,7 +17,7 @@ from numpy.typing import NDArray
 from transformers import HfArgumentParser
 
 import fratrie  # noqa: F401 (registers its models)
-from fratrie.data.loading import load_text_table
+from fratrie.data.loading import load_texts_and_others
 from fratrie.training.classifiers import Task, load_classifier
 from fratrie.training.cli import run
 from fratrie.training.finetuning import encode, open_inference, predict_logits, prepare_output
@@ -44,10 +46,11 @@ def main() -> None:
     (options,) = cast(
         Any, HfArgumentParser(PredictionOptions, description=__doc__, allow_abbrev=False).parse_args_into_dataclasses()
     )
+    if Path(options.output_file).suffix.lower() != ".csv":
+        raise ValueError(f"{options.output_file} will be a csv file: give it a name that ends with .csv")
     accelerator = open_inference()
     output = prepare_output(options.output_file, options.input_file)
-    table = load_text_table(options.input_file, options.text_column, options.annotated)
-    texts = table.columns[options.text_column]
+    texts, others = load_texts_and_others(options.input_file, options.text_column, options.annotated)
     model, tokenizer, task = load_classifier(options.model)
     rows = encode(texts, model, tokenizer, options.max_length)
     logits = predict_logits(model.to(accelerator.device), accelerator, rows, tokenizer, options.batch_size)
@@ -55,10 +58,7 @@ def main() -> None:
     if not accelerator.is_main_process:
         return
     columns = _labelled(values, task, getattr(model.config, "label_thresholds", None))
-    taken = {"text", *(name for name, _ in columns)}
-    others = [(f"input_{name}" if name in taken else name, cells) for name, cells in table.columns.items()
-              if name != options.text_column]  # fmt: skip
-    names, cells = zip(("text", texts), *columns, *others, strict=True)
+    names, cells = zip(("text", texts), *columns, *_renamed(others, {"text", *dict(columns)}), strict=True)
     with output.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([names, *zip(*cells, strict=True)])
     print(f"{len(texts)} texts labelled in {output}")
@@ -73,6 +73,15 @@ def _labelled(
         return columns
     decided = decided_labels(values, task.problem_type, task.labels, thresholds)
     return [("labels", [",".join(labels) for labels in decided]), *columns]
+
+
+def _renamed(others: dict[str, list[Any]], taken: set[str]) -> Iterator[tuple[str, list[str]]]:
+    """The other columns of the input under names that are free, their cells as text: lists and the like as json."""
+    for name, cells in others.items():
+        while name in taken:
+            name = f"input_{name}"
+        taken.add(name)
+        yield name, [cell if isinstance(cell, str | None) else json.dumps(cell, ensure_ascii=False) for cell in cells]
 
 
 if __name__ == "__main__":

@@ -170,6 +170,8 @@ def _decoder_alone(recipe: Recipe, name: str, layout: dict[str, object], embeddi
         read={},
         write={},
         weights=(Weight("decoder.embed_tokens", "embed_tokens"), *embeddings, *_stack_weights("decoder", "")),
+        # Of whole models, which save the embedding that their stacks share under its own name.
+        renamed={r"^(model\.)?shared\.": "model.decoder.embed_tokens."},
         heads=(Head(f"{name}ForCausalLM", FratrieDecoderForCausalLM, "model.", (Weight("lm_head", "lm_head"),)),),
         required={"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0},
         inert=(

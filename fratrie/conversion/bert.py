@@ -24,6 +24,13 @@ _UNTIED = {"tie_word_embeddings": False}
 # Hugging Face dropped these fields with the code that read them; old checkpoints still have them.
 _REQUIRED = {"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"}
 
+
+def _token_types(theirs: PreTrainedConfig) -> int:
+    if theirs.type_vocab_size < 1:
+        raise ValueError(f"{theirs.model_type}: type_vocab_size={theirs.type_vocab_size} must be at least 1.")
+    return theirs.type_vocab_size
+
+
 BERT = Recipe(
     model_type="bert",
     config=FratrieEncoderConfig,
@@ -37,7 +44,6 @@ BERT = Recipe(
         Field("hidden_dropout_prob", ("hidden_dropout", "embedding_dropout")),
         Field("attention_probs_dropout_prob", "attention_dropout"),
         Field("max_position_embeddings"),
-        Field("type_vocab_size"),
         Field("initializer_range"),
         Field("layer_norm_eps", "norm_eps"),
         Field("tie_word_embeddings"),
@@ -75,6 +81,8 @@ BERT = Recipe(
         Head("BertForTokenClassification", FratrieEncoderForTokenClassification, "bert.", _TOKEN_CLASSIFIER,
              fields=(_CLASSIFIER_DROPOUT,)),
     ),
+    read={"type_vocab_size": _token_types},
+    write={"type_vocab_size": lambda ours: ours.type_vocab_size},
     required=_REQUIRED,
     inert=("use_cache",),
 )  # fmt: skip
@@ -94,10 +102,11 @@ def _like_roberta(model_type: str, name: str) -> Recipe:
         model_type=model_type,
         fields=tuple(pair for pair in BERT.fields if pair.theirs != rows),
         read={
+            **BERT.read,
             "position_offset": _first_position,
             rows: lambda config: config.max_position_embeddings - _first_position(config),
         },
-        write={rows: lambda config: config.max_position_embeddings + config.position_offset},
+        write={**BERT.write, rows: lambda config: config.max_position_embeddings + config.position_offset},
         heads=(
             replace(BERT.heads[0], theirs=f"{name}Model"),
             Head(f"{name}ForMaskedLM", FratrieEncoderForMaskedLM, "roberta.", (

@@ -104,9 +104,8 @@ def to_hf(model: FratriePreTrainedModel, model_type: str | None = None) -> PreTr
     states = recipe.write_weights(model.state_dict(), head, config)
     computed = recipe.computed_weights(head)
     arguments = {"add_pooling_layer": model.config.pooler_activation is not None} if head.pooler else {}
-    for name in ("pos_weight", "label_thresholds"):
-        if getattr(model.config, name, None):
-            _logger.warning(f"{name}={getattr(model.config, name)} has no place in a {model_type!r} model.")
+    for name, value in recipe.unsaid(model.config, config, head).items():
+        _logger.warning(f"{name}={value!r} has no place in a {model_type!r} model.")
     theirs = _build(head.their_class, config, states, model, computed, **arguments)
     _keep_generation_config(model, theirs)
     return theirs
@@ -139,12 +138,15 @@ def load_checkpoint(
     if getattr(their_config, "quantization_config", None):
         raise ValueError(f"{name} is quantised: take the checkpoint that it was made of.")
     recipe, head = find_recipe(their_config.model_type, our_class.__name__)
+    if recipe.renamed:
+        weights.setdefault("key_mapping", dict(recipe.renamed))
     weights["dtype"] = kwargs.pop("dtype", kwargs.pop("torch_dtype", "auto"))
     theirs, report = _load_theirs(head, name, their_config, hub | weights)
-    if report["mismatched_keys"] and not (is_theirs and kwargs.get("ignore_mismatched_sizes")):
+    if report["mismatched_keys"] and not kwargs.get("ignore_mismatched_sizes"):
         key, saved, built = min(report["mismatched_keys"])
         raise ValueError(
-            f"{name}: the weights {key} are {tuple(saved)}, and {tuple(built)} by the configuration: mend config.json."
+            f"{name}: the weights {key} are {tuple(saved)}, and {tuple(built)} by the configuration: mend that, or "
+            "take new ones by ignore_mismatched_sizes=True."
         )
     missing = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}
     if config is None or is_theirs:
@@ -158,7 +160,7 @@ def load_checkpoint(
         _logger.warning(f"{name}: {our_class.__name__} has no use for {len(unread)} weights, such as {unread[0]}.")
     if isinstance(loaded, tuple):
         loaded[1]["unexpected_keys"] = {*loaded[1]["unexpected_keys"], *unread}
-    ours.config.name_or_path = str(name)
+    ours.name_or_path = ours.config.name_or_path = str(name)
     _keep_generation_config(theirs, ours)
     return loaded
 
@@ -167,7 +169,8 @@ def _load_theirs(
     head: Head, name: str | os.PathLike[str], config: PreTrainedConfig, arguments: dict[str, Any]
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Their model and the report of its loading, which says what a mismatch is instead of raising it."""
-    arguments = {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True, **arguments}
+    arguments = {"ignore_mismatched_sizes": True, "output_loading_info": True, **arguments}
+    arguments["use_safetensors"] = arguments.get("use_safetensors") is not False
     try:
         with _quietly():
             return cast(Any, head.their_class.from_pretrained(name, config=config, **arguments))
@@ -185,7 +188,10 @@ def _load_theirs(
 def _require_weights(model: PreTrainedModel) -> None:
     kind = type(model).__name__
     if not isinstance(model, PreTrainedModel):
-        raise ValueError(f"{kind} is no model of transformers; from one of PEFT, merge_and_unload() makes one.")
+        raise ValueError(
+            f"{kind} is no model of transformers. Folders and hub ids are read by from_pretrained of our classes; a "
+            "model of PEFT becomes one by merge_and_unload()."
+        )
     if any(weight.is_meta for weight in model.parameters()):
         raise ValueError(f"This {kind} is on the meta device: it has no weights to convert.")
     if any(type(weight.data) is not torch.Tensor for weight in model.parameters()):
@@ -236,7 +242,7 @@ def _build(
             "changed after it was built?"
         )
     _keep_dtypes(model, states)
-    model.config.name_or_path = like.config.name_or_path
+    model.name_or_path = model.config.name_or_path = like.config.name_or_path
     # Or it would be saved under the names that it was built from, and not in the format of its family's checkpoints.
     model._weight_conversions = None
     return model.to(like.device).train(like.training)

@@ -29,6 +29,7 @@ _OURS_ALONE = frozenset(
      "initializer_range", "use_cache", "output_router_logits", "router_aux_loss_coef", "router_aux_loss_scope",
      "router_z_loss_coef", "pooler_activation"}
 )  # fmt: skip
+_ROUTER_LOSSES = ("router_aux_loss_coef", "router_aux_loss_scope", "router_z_loss_coef")
 _CLASSIFIER = frozenset(f.name for f in fields(FratrieConfig) if f.name.startswith("classifier_"))
 _LANGUAGE_MODEL = frozenset({"head_activation", "head_bias", "lm_head_bias"})
 _BASE_FIELDS = frozenset(f.name for f in fields(PreTrainedConfig))
@@ -186,6 +187,7 @@ class Recipe:
         write: fields of theirs as functions of our configuration (`None`: leave it out). Whatever `read` and `write`
             do, `write_config` reads its result back and refuses a model that would come out as another one.
         neutral: fields that ours may have with another value than `always`, without another computation.
+        renamed: names of weights in checkpoints of other classes of the family, as for Hugging Face's `key_mapping`.
         required: fields of theirs that must have this value, since ours cannot be otherwise.
         inert: fields of theirs that change neither weights nor outputs.
         weights: pairs of weights of the bare model.
@@ -201,6 +203,7 @@ class Recipe:
     neutral: Mapping[str, Any] = field(default_factory=dict)
     read: Mapping[str, Callable[[PreTrainedConfig], Any]] = field(default_factory=dict)
     write: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    renamed: Mapping[str, str] = field(default_factory=dict)
     required: Mapping[str, Any] = field(default_factory=dict)
     inert: tuple[str, ...] = ()
 
@@ -253,7 +256,7 @@ class Recipe:
             return (({}, {}),)
         pairs = {pair.theirs for pair in (*self.fields, *head.fields)}
         without_pair = {name: value for name, value in kept.items() if name not in pairs}
-        return ({}, kept), ({}, without_pair), (without_pair, {})
+        return ({}, kept), ({}, without_pair), (without_pair, {}), ({}, {})
 
     def _write(
         self, ours: PreTrainedConfig, head: Head, first: Mapping[str, Any], last: Mapping[str, Any]
@@ -279,7 +282,7 @@ class Recipe:
             kept |= {
                 name: value
                 for name, value in theirs.to_dict().items()
-                if name not in _UNKEPT and (name not in written or repr(written[name]) != repr(value))
+                if name not in _UNKEPT and _unlike(written.get(name, _UNKEPT), value)
             }
         return kept
 
@@ -303,6 +306,15 @@ class Recipe:
             lost.append(f"pooler_activation={ours.pooler_activation!r}")
         if lost:
             raise ValueError(f"A {self.model_type!r} model cannot have this: {', '.join(lost)}.")
+
+    def unsaid(self, ours: PreTrainedConfig, written: PreTrainedConfig, head: Head) -> dict[str, Any]:
+        """Fields of ours that guide training and labelling, which `written`, their configuration of it, cannot say."""
+        found = {name: value for name in ("pos_weight", "label_thresholds") if (value := getattr(ours, name, None))}
+        if "sparse" in (getattr(ours, "mlp_layer_types", None) or ()):
+            read_back = self.read_config(written, head)
+            found |= {name: getattr(ours, name) for name in _ROUTER_LOSSES
+                      if getattr(ours, name) != getattr(read_back, name) and name not in self.read}  # fmt: skip
+        return found
 
     def read_weights(self, states: Mapping[str, torch.Tensor], head: Head, theirs: PreTrainedConfig) -> States:
         """Our state dict from theirs, whose configuration is `theirs`; second names of tied weights are left out.
@@ -403,6 +415,10 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     return nested
 
 
+def _unlike(one: Any, other: Any) -> bool:
+    return type(one) is not type(other) or one != other  # 0, 0.0 and False are written in three ways
+
+
 def _written_out(ours: PreTrainedConfig) -> PreTrainedConfig:
     """A copy with the default of `head_activation`, which theirs has to name."""
     ours = copy.copy(ours)
@@ -422,6 +438,8 @@ def _differences(ours: PreTrainedConfig, read_back: PreTrainedConfig, head: Head
         names = {f.name for f in fields(pair[0])} & (_COMPARED | _seq2seq_fields(stack)) - free
         if "sliding_attention" not in (getattr(pair[0], "layer_types", None) or ()):
             names -= {"sliding_window"}
+        if getattr(pair[0], "position_type", None) == "relative":
+            names -= {"max_position_embeddings"}
         different += [
             f"{stack}{name}={getattr(pair[0], name)!r}"
             for name in sorted(names)

@@ -33,7 +33,7 @@ def load_labelled(
     A column of speakers is kept as `respondent`, a column of annotation codes as `code`.
 
     A cell of labels is a list of names or positions; one name or position; or names in one string separated
-    by `,` or `|` or, where that gives known names or the column has no `,` and `|`, by spaces. Integers are
+    by `,`, `;` or `|` or, where that gives known names or the column has none of these, by spaces. Integers are
     positions in `label_names`, unless all these names are numbers; a column of strings that are all numbers
     is integers if no name is a number. Without a column `labels`, a column `code` is read as annotation
     codes (`jm+, jp-`).
@@ -74,8 +74,7 @@ def load_labelled(
         features["code"] = Value("string")
         names, multi_label = names or list(LABELS), multi_label is not False
     names, columns["labels"], several = _read_labels(cells, names, multi_label, problems)
-    advice = f"known labels: {', '.join(names)}; several labels a text: {'yes' if several else 'no'}"
-    raise_row_problems(path, problems, f"{advice} (label_names and multi_label change this)")
+    raise_row_problems(path, problems, _advice(names, several) if any("label" in each for each in problems) else "")
     if not names:
         raise ValueError(f"{path}: no row has a label in the column {label_column!r}")
     features["labels"] = List(ClassLabel(names=names)) if several else ClassLabel(names=names)
@@ -96,22 +95,25 @@ def load_texts(path: str | PathLike[str], text_column: str = "text", annotated: 
         ValueError: the file has no texts, an empty cell (with its row), no such column, or another encoding.
         OSError: the file is missing or cannot be read.
     """
-    return load_text_table(path, text_column, annotated).column(text_column, "text_column")
+    return load_texts_and_others(path, text_column, annotated)[0]
 
 
-def load_text_table(path: str | PathLike[str], text_column: str = "text", annotated: bool = False) -> Table:
-    """Read texts as `load_texts` does, with the other columns of their file beside them."""
+def load_texts_and_others(
+    path: str | PathLike[str], text_column: str = "text", annotated: bool = False
+) -> tuple[list[str], dict[str, list[Any]]]:
+    """Read texts as `load_texts` does, and the other columns of their file."""
     path = existing_file(path)
     if annotated:
-        table = _annotation_table(path, "merge")
-        return Table(path, {text_column: table.columns.pop("text"), **table.columns})
+        columns = _annotation_table(path, "merge").columns
+        return columns.pop("text"), columns
     if path.suffix.lower() == ".txt":
-        return Table(path, {text_column: _lines(path)})
+        return _lines(path), {}
     table = read_table(path)
+    texts = table.column(text_column, "text_column")
     problems: Problems = defaultdict(list)
-    _check_texts(table.column(text_column, "text_column"), problems)
+    _check_texts(texts, problems)
     raise_row_problems(path, problems, "remove these rows or give them a text")
-    return table
+    return texts, {name: cells for name, cells in table.columns.items() if name != text_column}
 
 
 def _lines(path: Path) -> list[str]:
@@ -137,6 +139,14 @@ def _begins_with_a_code(line: str) -> bool:
         return bool(set(canonical_code(code)) & set("+-0"))
     except ValueError:
         return False
+
+
+def _advice(names: Sequence[str], several: bool) -> str:
+    kind = "multi_label_classification" if several else "single_label_classification"
+    return (
+        f"known labels: {', '.join(names)}; several labels a text: {'yes' if several else 'no'} "
+        f"(label_names and multi_label change this; in the scripts --label_names and --problem_type, here {kind})"
+    )
 
 
 class _KnownLabels:
@@ -180,6 +190,7 @@ def _read_labels(
     if names is None:
         rows = [[str(label) for label in row] for row in rows]
         names = sorted({str(label) for row in rows for label in row}, key=_natural_order)
+        _check_own_names(names, rows, problems)
     known = _KnownLabels(names)
     ids: list[Any] = []
     for number, row in enumerate(rows, start=1):
@@ -193,9 +204,24 @@ def _read_labels(
     return names, ids, several
 
 
+def _check_own_names(names: Sequence[str], rows: Sequence[Sequence[str | int]], problems: Problems) -> None:
+    """Note names that are several others, written with spaces where the column has commas; tell of look-alikes."""
+    several = {name for name in names if " " in name and set(name.split()) <= set(names)}
+    for number, row in enumerate(rows, start=1):
+        for name in several & set(map(str, row)):
+            problems[f"the label {name!r} is made of others: separate labels in one way, by ',' or by spaces"].append(
+                number
+            )
+    alike: defaultdict[str, list[str]] = defaultdict(list)
+    for name in names:
+        alike[name.casefold()].append(name)
+    if pairs := [" and ".join(map(repr, same)) for same in alike.values() if len(same) > 1]:
+        logger.warning("labels that differ in case alone are different labels: %s", "; ".join(pairs))
+
+
 def _numbers_as_positions(cells: Sequence[Any], names: Sequence[str]) -> Sequence[Any]:
     """Cells with strings of numbers turned to integers, if all are such and no known name is a number."""
-    words = {cell: re.findall(r"[^,|\s]+", cell) for cell in cells if isinstance(cell, str)}
+    words = {cell: re.findall(r"[^,;|\s]+", cell) for cell in cells if isinstance(cell, str)}
     all_numbers = all(_is_number(word) for row in words.values() for word in row)
     if not names or not all_numbers or any(map(_is_number, names)):
         return cells
@@ -211,7 +237,7 @@ def _splitter(cells: Sequence[Any], names: list[str] | None, multi_label: bool |
     if names is not None:
         return _KnownLabels(names).split
     strings = [cell.strip() for cell in cells if isinstance(cell, str)]
-    if any(re.search(r"[,|]", cell) for cell in strings):
+    if any(re.search(r"[,;|]", cell) for cell in strings):
         return _split_at_commas
     if multi_label is None and any(len(cell.split()) > 1 for cell in strings):
         logger.warning(
@@ -222,7 +248,7 @@ def _splitter(cells: Sequence[Any], names: list[str] | None, multi_label: bool |
 
 
 def _split_at_commas(cell: str) -> list[str]:
-    return [part.strip() for part in re.split(r"[,|]", cell) if part.strip()]
+    return [part.strip() for part in re.split(r"[,;|]", cell) if part.strip()]
 
 
 def _cell_labels(cell: Any, split: Callable[[str], list[str]]) -> list[str | int]:

@@ -27,15 +27,17 @@ class Table:
         """The values of a column; a ValueError names the columns there are and the option that picks one."""
         if name not in self.columns:
             there = ", ".join(map(repr, self.columns))
-            raise ValueError(f"{self.path}: no column {name!r}; its columns are {there}: pick one by {option}")
+            raise ValueError(
+                f"{self.path}: no column {name!r}; its columns are {there}: pick one by {option} (--{option})"
+            )
         return self.columns[name]
 
 
 def read_table(path: str | PathLike[str]) -> Table:
     """Read a .csv, .tsv, .json, .jsonl or .parquet file (UTF-8).
 
-    csv and tsv: a header line, then strings; a csv whose header has semicolons and no comma is split at
-    semicolons. json: objects one a line, or one array of objects; an absent key is None.
+    csv and tsv: a header line, then strings; a csv whose header has semicolons or tabs and no comma is split at
+    these. json: objects one a line, or one array of objects; an absent key is None.
 
     Raises:
         ValueError: the content is not what the extension promises (with the line), or there are no rows.
@@ -94,8 +96,8 @@ def _shown_rows(rows: Sequence[int], most: int = 20) -> str:
 def _read_csv(path: Path) -> Table:
     text = read_text(path)
     header_line = text.split("\n", 1)[0]
-    semicolons = ";" in header_line and "," not in header_line
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else ";" if semicolons else ","
+    others = [mark for mark in ";\t" if mark in header_line and "," not in header_line]
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else others[0] if others else ","
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     rows, problems = [], []
     try:

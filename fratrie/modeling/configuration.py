@@ -39,6 +39,8 @@ def norm_slots(position: Literal["pre", "post", "sandwich"], norm: NormType = "l
     """
     if position not in ("pre", "post", "sandwich"):
         raise ValueError(f"Unknown norm position {position!r}: use 'pre', 'post' or 'sandwich'.")
+    if norm not in ("layer_norm", "rms_norm"):
+        raise ValueError(f"Unknown norm {norm!r}: use 'layer_norm' or 'rms_norm'.")
     before = None if position == "post" else norm
     after = None if position == "pre" else norm
     return {
@@ -104,7 +106,8 @@ class FratrieConfig(FratrieBaseConfig):
             branch alone.
         embedding_norm, final_norm: norm after the embeddings, and after the last block.
         norm_eps: epsilon of every norm.
-        mlp_layer_types: `"dense"` or `"sparse"` (mixture of experts) a layer; all dense by default.
+        mlp_layer_types: `"dense"` or `"sparse"` (mixture of experts) a layer; by default all sparse with
+            `num_experts`, and all dense without.
         num_experts, num_experts_per_tok: number E of experts, and how many each token is sent to.
         moe_intermediate_size: width of an expert; `intermediate_size` by default.
         num_shared_experts: experts that every token passes besides the chosen ones (Dai et al. 2024).

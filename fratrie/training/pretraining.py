@@ -149,7 +149,9 @@ def open_model(objective: ObjectiveName, folder: str) -> PreTrainedModel:
     try:
         model = auto.from_pretrained(path, dtype=torch.float32, local_files_only=True, use_safetensors=True)
     except (StrictDataclassError, RuntimeError, KeyError, ValueError) as error:
-        raise ValueError(f"{folder} cannot be opened for {objective}: {error}") from error
+        # Hugging Face lists all of its configurations where the model type has no such class.
+        reason = str(error).partition("Model type should be one of")[0].strip()
+        raise ValueError(f"{folder} cannot be opened for --objective {objective}: {reason}") from error
     return _ready(model)
 
 

@@ -127,7 +127,7 @@ def test_pickled_weights_are_read_when_asked_for_alone(bert, tmp_path):
     ("changes", "message"),
     [
         ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}, "is quantised"),
-        ({"vocab_size": 32}, r"the weights \S+ are \(31,.* and \(32,.* by the configuration"),
+        ({"vocab_size": 32}, r"the weights \S+ are \(31,.* and \(32,.* by the configuration: mend that, or take"),
         ({"hidden_act": "nope"}, "its configuration names 'nope', which transformers does not know"),
     ],
 )
@@ -169,6 +169,24 @@ def test_matrices_that_theirs_keeps_in_float32(tmp_path, caplog):
         transformers_logging.disable_propagation()
     assert "5 matrices, such as model.encoder.layers.0.feed_forward.down_proj.weight, are rounded" in caplog.text
     assert torch.isfinite(outputs(case, theirs, ours)).any()
+
+
+@pytest.mark.parametrize(
+    "name", ["BartForConditionalGeneration-0", "BartModel-0", "MarianMTModel-0", "MarianMTModel-2"]
+)
+def test_the_decoder_of_a_whole_checkpoint(name, tmp_path):
+    whole = from_hf(save(name, tmp_path))
+    decoder = FratrieDecoderForCausalLM.from_pretrained(tmp_path)
+    expected = whole.get_decoder().state_dict()
+    for key, weight in decoder.model.state_dict().items():
+        assert torch.equal(weight, expected[key]), key
+
+
+def test_the_name_of_a_converted_model(bert):
+    """By which PEFT finds the base of an adapter."""
+    model = FratrieEncoderModel.from_pretrained(bert / "base")
+    assert model.name_or_path == model.config.name_or_path == str(bert / "base")
+    assert to_hf(model).name_or_path == str(bert / "base")
 
 
 def test_a_subfolder_and_a_variant(tmp_path):

@@ -170,6 +170,8 @@ def with_alibi(recipe):
         stacks = {stack: {**SIZES, **ALIBI} for stack in ("encoder", "decoder")}
         return FratrieSeq2SeqModel(FratrieSeq2SeqConfig(**stacks, decoder_start_token_id=2))
     fields = {"pad_token_id": 0}
+    if "type_vocab_size" in recipe.write:
+        fields |= {"type_vocab_size": 2}
     if recipe.model_type == "vit":
         fields |= {"patch_size": 4, "image_size": 8}
     if {"moe_intermediate_size", "num_local_experts"} & {pair.theirs for pair in recipe.fields}:
@@ -235,7 +237,7 @@ def test_a_changed_configuration_is_followed(name, changes, followed):
 
 
 def test_a_value_that_their_configuration_refuses():
-    ours = FratrieEncoderModel(FratrieEncoderConfig(**SIZES, pad_token_id=None))
+    ours = FratrieEncoderModel(FratrieEncoderConfig(**SIZES, type_vocab_size=2, pad_token_id=None))
     with pytest.raises(ValueError, match="roberta: positions begin behind pad_token_id=None"):
         to_hf(ours, "roberta")
     with pytest.raises(ValueError, match=r"no 'qwen3_moe' model like it: .*moe_intermediate_size"):
@@ -247,7 +249,7 @@ def test_strange_weights_are_named():
     theirs.adapter = torch.nn.Linear(2, 2, bias=False)
     with pytest.raises(ValueError, match=r"BertModel: FratrieEncoderModel has no .* adapter\.weight"):
         from_hf(theirs)
-    ours = FratrieEncoderModel(FratrieEncoderConfig(**SIZES))
+    ours = FratrieEncoderModel(FratrieEncoderConfig(**SIZES, type_vocab_size=2))
     ours.register_parameter("extra", torch.nn.Parameter(torch.ones(2)))
     with pytest.raises(ValueError, match=r"FratrieEncoderModel: BertModel has no .* extra"):
         to_hf(ours, "bert")
@@ -371,6 +373,34 @@ def test_the_weight_of_the_balancing_loss_follows_ours():
         assert to_hf(ours).config.router_aux_loss_coef == pytest.approx(weight / 2)
 
 
+def test_losses_of_the_router_that_theirs_cannot_say_are_told(caplog):
+    ours = our_model(their_model(CASE["MixtralForCausalLM-0"], dtype=torch.float32))
+    transformers.utils.logging.enable_propagation()
+    try:
+        to_hf(ours)
+        assert "has no place" not in caplog.text
+        ours.config.router_z_loss_coef, ours.config.router_aux_loss_scope = 0.1, "layer"
+        to_hf(ours)
+    finally:
+        transformers.utils.logging.disable_propagation()
+    for field in ("router_z_loss_coef=0.1", "router_aux_loss_scope='layer'"):
+        assert f"{field} has no place in a 'mixtral' model" in caplog.text
+
+
+def test_a_pattern_of_layers_that_changed():
+    ours = our_model(their_model(CASE["Qwen3MoeForCausalLM-1"], dtype=torch.float32))
+    assert ours.config.mlp_layer_types == ["dense", "sparse", "dense"]
+    for pattern in (["sparse"] * 3, ["sparse", "dense", "dense"]):
+        changed = type(ours)(type(ours.config)(**{**ours.config.to_dict(), "mlp_layer_types": pattern}))
+        assert our_model(to_hf(changed)).config.mlp_layer_types == pattern
+
+
+def test_the_length_that_relative_positions_are_meant_for_is_free():
+    ours = our_model(their_model(CASE["T5EncoderModel-0"], dtype=torch.float32))
+    ours.config.max_position_embeddings = 40
+    assert type(to_hf(ours)).__name__ == "T5EncoderModel"
+
+
 def test_vit_sides():
     assert read_config("vit", {"patch_size": [16, 16]}).max_position_embeddings == (224 // 16) ** 2 + 1
     with pytest.raises(ValueError, match=r"vit: image_size=\[8, 16\] is no square"):
@@ -381,6 +411,12 @@ def test_vit_sides():
 def test_a_model_without_experts_is_no_mixtral(name):
     with pytest.raises(ValueError, match="num_experts=0"):
         to_hf(our_model(their_model(CASE[name], dtype=torch.float32)), "mixtral")
+
+
+def test_an_encoder_without_token_types_is_no_bert():
+    ours = FratrieEncoderModel(FratrieEncoderConfig(**SIZES))
+    with pytest.raises(ValueError, match="bert: type_vocab_size=0 must be at least 1"):
+        to_hf(ours, "bert")
 
 
 def test_a_model_that_was_cut_is_refused():

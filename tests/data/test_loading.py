@@ -477,3 +477,31 @@ def test_any_rows_come_back(tmp_path_factory, rows, extension):
     dataset = load_labelled(path, label_names=LABELS, multi_label=True)
     assert dataset["text"][:] == [text for text, _ in rows]
     assert [set(row) for row in names(dataset)] == [labels for _, labels in rows]
+
+
+def test_labels_in_two_ways_are_refused(tmp_path):
+    """One comma in the column ends the splitting at spaces."""
+    cells = ["anger sister", "love brother", "anger, brother", "love", "sister"]
+    path = make_rows(tmp_path / "a.csv", [{"text": "t", "labels": cell} for cell in cells])
+    refused(path, "row 1: the label 'anger sister' is made of others: separate labels in one way")
+
+
+@pytest.mark.parametrize("mark", [";", "; ", ",", "|", " | "])
+def test_marks_between_labels(tmp_path, mark):
+    path = make_rows(
+        tmp_path / "a.jsonl", [{"text": "t", "labels": cell} for cell in (f"love{mark}sister", "very happy")]
+    )
+    dataset = load_labelled(path)
+    assert dataset.features["labels"].feature.names == ["love", "sister", "very happy"]
+    assert dataset["labels"] == [[0, 1], [2]]
+
+
+def test_labels_that_differ_in_case_are_told(tmp_path, caplog):
+    load_labelled(
+        make_rows(tmp_path / "a.csv", [{"text": "t", "labels": cell} for cell in ("Anger love", "anger", "love")])
+    )
+    assert "labels that differ in case alone are different labels: 'Anger' and 'anger'" in caplog.text
+
+
+def test_a_csv_with_tabs(tmp_path):
+    assert load_texts(make(tmp_path / "a.csv", "id\ttext\n1\tma mère, oui\n")) == ["ma mère, oui"]

@@ -235,7 +235,7 @@ def test_models_that_are_refused(convert, tmp_path):
         ("hidden_act", "nope", "names 'nope', which transformers does not know"),
         ("hidden_size", "16", "cannot be converted: "),
         ("pad_token_id", 9999, "cannot be converted: "),
-        ("vocab_size", 70, "by the configuration: mend config.json"),
+        ("vocab_size", 70, "by the configuration: mend that"),
     ],
 )
 def test_a_damaged_configuration_is_refused(convert, folder, tmp_path, field, value, message):
@@ -260,6 +260,9 @@ def test_a_checkpoint_without_some_of_its_body_is_refused(convert, folder, tmp_p
     code, stdout, stderr = convert(path.parent, tmp_path / "out")
     assert code == 0, stderr
     assert "new, since the checkpoint has none: head_dense.bias, head_dense.weight" in stdout
+    path = tmp_path / "out" / "model.safetensors"  # ours
+    save_file({k: w for k, w in load_file(path).items() if "q_proj" not in k}, path, metadata={"format": "pt"})
+    refused(convert(path.parent, tmp_path / "back", "--to_hf"), "it lacks 4 weights of a FratrieEncoderForMaskedLM")
 
 
 def test_vocabularies_that_are_refused(convert, folder, tmp_path):

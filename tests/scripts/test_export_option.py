@@ -54,3 +54,14 @@ def test_the_way_back_has_no_code_to_export(run_script, samples, tmp_path):
     code, _, stderr = run_script("convert.py", "--from", samples, "--out", tmp_path, "--to_hf", "--export_code")
     assert code == 2
     assert "what --to_hf writes needs none" in stderr
+
+
+def test_code_is_put_beside_a_checkpoint_of_ours(run_script, samples, tmp_path):
+    for source, out, flag in (
+        (samples / "bert", tmp_path / "a", []),
+        (tmp_path / "a", tmp_path / "b", ["--export_code"]),
+    ):
+        code, _, stderr = run_script("convert.py", "--from", source, "--out", out, *flag)
+        assert code == 0, stderr
+    assert "encoder.py" in code_of(tmp_path / "b")[0]
+    assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()

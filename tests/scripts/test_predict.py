@@ -104,13 +104,20 @@ def test_real_values_have_no_labels(run_script, samples, tmp_path):
 def test_other_columns_of_the_input_stay_beside_the_labels(run_script, samples, tmp_path):
     save_classifier(tmp_path / "m", samples, "multi_label_classification", ["+", "m", "p"])
     source, output = tmp_path / "in.csv", tmp_path / "out.csv"
-    source.write_text('id,sentence,labels,text\n007,"ma mère, oui",m,a\n8,mon père,,b\n', encoding="utf-8")
+    source.write_text(
+        'id,sentence,labels,text,input_text\n007,"ma mère, oui",m,a,c\n8,mon père,,b,\n', encoding="utf-8"
+    )
     options = ("--model", tmp_path / "m", "--input_file", source, "--output_file", output)
     code, _, stderr = run_script("predict.py", *options, "--text_column", "sentence")
     assert code == 0, stderr
     header, *rows = read(output)
-    assert header == ["text", "labels", "+", "m", "p", "id", "input_labels", "input_text"]
-    assert [[row[0], *row[5:]] for row in rows] == [["ma mère, oui", "007", "m", "a"], ["mon père", "8", "", "b"]]
+    assert header == ["text", "labels", "+", "m", "p", "id", "input_labels", "input_text", "input_input_text"]
+    assert [row[0] for row in rows] == ["ma mère, oui", "mon père"]
+    assert [row[5:] for row in rows] == [["007", "m", "a", "c"], ["8", "", "b", ""]]
+    source, again = tmp_path / "in.jsonl", tmp_path / "again.csv"
+    source.write_text('{"text": "été", "tags": ["é", 1], "n": null}\n', encoding="utf-8")
+    code, _, stderr = run_script("predict.py", *options[:2], "--input_file", source, "--output_file", again)
+    assert code == 0 and read(again)[1][5:] == ['["é", 1]', ""], stderr
 
 
 def test_annotated_lines_are_labelled_without_their_codes(run_script, samples, tmp_path):
@@ -118,7 +125,7 @@ def test_annotated_lines_are_labelled_without_their_codes(run_script, samples, t
     source, output = tmp_path / "in.txt", tmp_path / "out.csv"
     source.write_text("jm+, jp- Ma mère oui, mon père non.\njp0 Mon père.\n", encoding="utf-8")
     options = ("--model", tmp_path / "m", "--input_file", source, "--output_file", output)
-    code, _, stderr = run_script("predict.py", *options, "--annotated")
+    code, _, stderr = run_script("predict.py", *options, "--annotated", "--text_column", "code")  # of no use here
     assert code == 0, stderr
     header, *rows = read(output)
     assert header[5:] == ["code", "respondent"]
@@ -135,6 +142,7 @@ def test_annotated_lines_are_labelled_without_their_codes(run_script, samples, t
         ("ma mère\n".encode("latin-1"), {}, "is not UTF-8"),
         ("texte\n", {"--input_file": "nowhere.txt"}, "nowhere.txt: there is no such file"),
         ("texte\n", {"--output_file": "texts.txt/out.csv"}, "texts.txt"),
+        ("texte\n", {"--output_file": "out.xlsx"}, "out.xlsx will be a csv file"),
         ("texte\n", {"--model": "."}, "is not a complete checkpoint: it lacks config.json"),
         ("texte\n", {"--model": "absent"}, "absent is not a folder"),
         ("texte\n", {"--max_length": "0"}, "max_length=0"),
