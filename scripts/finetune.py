@@ -233,8 +233,6 @@ def _prepare(data: DataOptions, choices: ModelOptions, options: FinetuningOption
     parts = load_parts(data, options.seed)
     check_every_label_occurs(parts["train"], choices.allow_missing_labels)
     task = task_of(parts["train"].features)
-    if task.problem_type != REGRESSION:
-        _log_labels(parts["train"], task.labels)
     if choices.tune_thresholds and task.problem_type != MULTI_LABEL:
         raise ValueError(f"--tune_thresholds is for several labels a text, but the task is {task.problem_type}")
     options.choose_metric(task.problem_type)
@@ -242,6 +240,8 @@ def _prepare(data: DataOptions, choices: ModelOptions, options: FinetuningOption
     model, tokenizer = _build(choices, parts, data.max_length)
     if options.export_code:
         require_own_class(model)
+    if task.problem_type != REGRESSION:
+        _log_labels(parts["train"], task.labels)
     rows = {
         part: encode(dataset["text"], model, tokenizer, data.max_length, targets_of(dataset))
         for part, dataset in parts.items()
