@@ -15,7 +15,7 @@ from .recipe import Field, Head, Recipe, Weight, both
 
 def _layout(**fields: object) -> dict[str, object]:
     """Fields that both stacks have."""
-    return {name: value for field, value in fields.items() for name in dict.fromkeys(both(field), value)}
+    return {name: value for field, value in fields.items() for name in both(field)}
 
 
 # Fields that every stack has.

@@ -95,7 +95,7 @@ T5 = Recipe(
         Field("pad_token_id"),
         Field("eos_token_id"),
     ),
-    always={name: value for field, value in _LAYOUT.items() for name in dict.fromkeys(both(field), value)},
+    always={name: value for field, value in _LAYOUT.items() for name in both(field)},
     read={
         **dict.fromkeys(both("hidden_act"), lambda theirs: theirs.dense_act_fn),
         **dict.fromkeys(both("gated_feed_forward"), lambda theirs: theirs.is_gated_act),
