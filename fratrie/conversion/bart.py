@@ -81,6 +81,7 @@ BART = Recipe(
         Field("vocab_size", both("vocab_size")),
         *_SIZES,
         *_STACKS,
+        Field("init_std", "initializer_range"),  # of the output layer
         *_LANGUAGE_MODEL,
         Field("decoder_start_token_id"),
     ),

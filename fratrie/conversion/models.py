@@ -154,7 +154,8 @@ def load_checkpoint(
         config = config if is_theirs else _change_fields(config, kwargs)
     states = {key: value for key, value in theirs.state_dict().items() if key not in missing}
     states = recipe.read_weights(states, head, theirs.config)
-    loaded = our_class.from_pretrained(None, config=config, state_dict=states, dtype=theirs.dtype, **kwargs)
+    with _without_bars():  # theirs have been shown
+        loaded = our_class.from_pretrained(None, config=config, state_dict=states, dtype=theirs.dtype, **kwargs)
     ours = loaded[0] if isinstance(loaded, tuple) else loaded
     if unread := sorted(report["unexpected_keys"]):
         _logger.warning(f"{name}: {our_class.__name__} has no use for {len(unread)} weights, such as {unread[0]}.")
@@ -172,7 +173,7 @@ def _load_theirs(
     arguments = {"ignore_mismatched_sizes": True, "output_loading_info": True, **arguments}
     arguments["use_safetensors"] = arguments.get("use_safetensors") is not False
     try:
-        with _quietly():
+        with _without_report():
             return cast(Any, head.their_class.from_pretrained(name, config=config, **arguments))
     except OSError as error:
         if "safetensors" not in str(error) or not list(Path(name).glob("**/pytorch_model*.bin")):
@@ -206,16 +207,24 @@ def _change_fields(config: PreTrainedConfig, kwargs: dict[str, Any]) -> PreTrain
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """No loading report and no bar: the callers judge it, or ours will say the same in our names."""
-    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+def _without_report() -> Iterator[None]:
+    """No loading report: the callers judge it, or ours will say the same in our names."""
+    verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
         transformers_logging.set_verbosity(verbosity)
-        if bars:
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
             transformers_logging.enable_progress_bar()
 
 
@@ -229,8 +238,8 @@ def _build(
 ) -> Any:
     """A model with these weights, which are all but the computed ones, in the dtype, place and mode of another."""
     states = {name: tensor.clone() for name, tensor in states.items()}
-    with _quietly():
-        kwargs |= {"dtype": like.dtype, "ignore_mismatched_sizes": True, "output_loading_info": True}
+    kwargs |= {"dtype": like.dtype, "ignore_mismatched_sizes": True, "output_loading_info": True}
+    with _without_report(), _without_bars():
         loaded = model_class.from_pretrained(None, config=config, state_dict=states, **kwargs)
     model, report = cast(Any, loaded)
     report["missing_keys"] = set(report["missing_keys"]) - set(computed)

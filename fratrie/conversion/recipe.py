@@ -282,7 +282,7 @@ class Recipe:
             kept |= {
                 name: value
                 for name, value in theirs.to_dict().items()
-                if name not in _UNKEPT and _unlike(written.get(name, _UNKEPT), value)
+                if name not in _UNKEPT and (name not in written or _unlike(written[name], value))
             }
         return kept
 

@@ -401,6 +401,12 @@ def test_the_length_that_relative_positions_are_meant_for_is_free():
     assert type(to_hf(ours)).__name__ == "T5EncoderModel"
 
 
+@pytest.mark.parametrize("model_type", ["bart", "marian"])
+def test_initial_weights_of_stacks_and_output_layer(model_type):
+    ours = read_config(model_type, {"init_std": 0.3})
+    assert {config.initializer_range for config in (ours, *ours.stacks)} == {0.3}
+
+
 def test_vit_sides():
     assert read_config("vit", {"patch_size": [16, 16]}).max_position_embeddings == (224 // 16) ** 2 + 1
     with pytest.raises(ValueError, match=r"vit: image_size=\[8, 16\] is no square"):
