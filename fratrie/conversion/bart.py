@@ -65,14 +65,8 @@ def _stack_weights(stack: str, prefix: str | None = None) -> tuple[Weight, ...]:
 _NORMS = {name: value for name, value in norm_slots("post").items() if name != "embedding_norm"}
 _LEARNED = {"position_type": "learned", "position_offset": 2, **_NORMS, "embedding_norm": "layer_norm"}
 _SINUSOIDS = {"position_type": "sinusoidal", "sinusoid_layout": "halves", **_NORMS}
-
-
-def _head(vocabulary: str) -> tuple[Weight, ...]:
-    return (
-        Weight("final_logits_bias", "lm_head.bias", leading=True, zeros=vocabulary),
-        Weight("lm_head", "lm_head"),
-    )
-
+# Their bias is a buffer of zeros where ours has none.
+_HEAD = (Weight("final_logits_bias", "lm_head.bias", leading=True), Weight("lm_head", "lm_head"))
 
 BART = Recipe(
     model_type="bart",
@@ -98,7 +92,7 @@ BART = Recipe(
     ),
     heads=(
         Head("BartModel", FratrieSeq2SeqModel),
-        Head("BartForConditionalGeneration", FratrieSeq2SeqForConditionalGeneration, "model.", _head("vocab_size")),
+        Head("BartForConditionalGeneration", FratrieSeq2SeqForConditionalGeneration, "model.", _HEAD),
     ),
     required={
         "is_encoder_decoder": True,
@@ -147,7 +141,7 @@ MARIAN = replace(
     ),
     heads=(
         Head("MarianModel", FratrieSeq2SeqModel),
-        Head("MarianMTModel", FratrieSeq2SeqForConditionalGeneration, "model.", _head("decoder_vocab_size")),
+        Head("MarianMTModel", FratrieSeq2SeqForConditionalGeneration, "model.", _HEAD),
     ),
     required={name: value for name, value in BART.required.items() if name != "tie_word_embeddings"},
     inert=("forced_eos_token_id",),

@@ -106,7 +106,6 @@ class Weight:
         ours: its name in ours; several where their matrix holds ours stacked; none where we have no use for it.
         transposed: their matrix is `(in, out)`.
         leading: their tensor has a first dimension of size one more.
-        zeros: a vector of theirs that ours may lack, and then is zero: the field of their configuration with its size.
         when: fields of their configuration, and the values with which the line holds.
     """
 
@@ -114,7 +113,6 @@ class Weight:
     ours: str | tuple[str, ...] = ()
     transposed: bool = False
     leading: bool = False
-    zeros: str | None = None
     when: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -349,10 +347,6 @@ class Recipe:
             else:
                 unknown[name] = tensor
         _refuse_all_but_copies(unknown, states, f"{head.ours.__name__}: {head.theirs}")
-        like = next(iter(states.values()))
-        for rule, name, _ in lines:
-            if rule.zeros and name not in written:
-                written[name] = rule.write([like.new_zeros(getattr(theirs, rule.zeros))])
         return written
 
     def _lines(self, head: Head, theirs: PreTrainedConfig | None) -> list[tuple[Weight, str, list[str]]]:
