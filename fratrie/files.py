@@ -1,0 +1,196 @@
+"""Files and folders that are whole or absent: made aside, flushed to disk, and renamed into their place.
+
+What is being made lies in a hidden folder beside its place, locked as long as its process lives. A killed process
+leaves that folder behind without a lock, and the next one that writes there sweeps it away. Without Python's `fcntl`
+(on Windows) there are no locks, and leftovers stay.
+"""
+
+import errno
+import glob
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from os import PathLike
+from pathlib import Path
+from typing import Any, TextIO
+
+try:
+    import fcntl
+except ImportError:
+    fcntl = None  # type: ignore[assignment]
+
+_ASIDE = ".incomplete-"
+# A folder without it is no model: out first and in last, it keeps half of a model from being read as one.
+_CONFIG = "config.json"
+_WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
+
+
+@contextmanager
+def new_file(path: str | PathLike[str]) -> Iterator[TextIO]:
+    """Open a UTF-8 file that takes the place of `path` when the block ends, or vanishes on an exception.
+
+    Line ends are written as they are given, and a file that is replaced hands on its permissions.
+
+    Raises:
+        OSError: it cannot be written; says which file.
+    """
+    path = Path(path).resolve()
+    if path.exists() and not path.is_file():
+        raise FileExistsError(errno.EEXIST, f"{path} is no file that could be replaced; choose another name")
+    with _aside(path, path.parent) as folder:
+        made = folder / path.name
+        with made.open("w", encoding="utf-8", newline="") as file:
+            yield file
+        if path.exists():
+            shutil.copymode(path, made)
+        flush(made)
+        made.replace(path)
+        flush(path.parent)
+
+
+def write_text(path: str | PathLike[str], text: str) -> None:
+    """Write a text file as `new_file` does."""
+    with new_file(path) as file:
+        file.write(text)
+
+
+def write_json(path: str | PathLike[str], data: Any) -> None:
+    """Write data as a readable JSON file as `new_file` does."""
+    write_text(path, json.dumps(data, indent=2, ensure_ascii=False, default=str) + "\n")
+
+
+@contextmanager
+def new_folder(path: str | PathLike[str]) -> Iterator[Path]:
+    """Give an empty folder to fill, which becomes `path` when the block ends, or vanishes on an exception.
+
+    Where there is a folder already, the new files take their places in it: those of an older model are replaced, its
+    weights that the new one has not are deleted, and all others stay. All files become as readable as the process
+    makes files, whatever the library that wrote them chose.
+
+    Raises:
+        OSError: it cannot be written; says which folder.
+    """
+    path = Path(path).resolve()
+    with _aside(path, path if path.is_dir() else path.parent) as folder:
+        made = folder / path.name
+        made.mkdir()
+        yield made
+        for file in (file for file in made.rglob("*") if file.is_file()):
+            file.chmod(made.stat().st_mode & 0o666)
+            flush(file)
+        for part in (made, *(part for part in made.rglob("*") if part.is_dir())):
+            flush(part)
+        if path.is_dir():
+            _replace_files(path, made)
+        else:
+            made.rename(path)
+            flush(path.parent)
+
+
+def _replace_files(folder: Path, made: Path) -> None:
+    files = sorted(file.relative_to(made) for file in made.rglob("*") if file.is_file())
+    if Path(_CONFIG) in files:
+        (folder / _CONFIG).unlink(missing_ok=True)
+        files.sort(key=lambda file: file == Path(_CONFIG))
+        flush(folder)
+        for old in folder.iterdir():
+            if _WEIGHTS.fullmatch(old.name) and Path(old.name) not in files:
+                old.unlink()
+    for file in files:
+        if file == Path(_CONFIG):
+            flush(folder)
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (made / file).replace(folder / file)
+    flush(folder)
+
+
+def flush(path: Path) -> None:
+    """Have a file or the entries of a folder written to the disk."""
+    if fcntl is None and path.is_dir():  # Windows opens no folders
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_folder(path: Path) -> None:
+    """Delete a folder whole: it loses its name first, so that a killed process leaves no half of it."""
+    doomed = _name_aside(path, path.parent)
+    path.rename(doomed)
+    shutil.rmtree(doomed)
+
+
+def sweep(folder: Path, name: str | None = None) -> None:
+    """Delete what killed processes left half-made in `folder`, of the file or folder `name` or of all."""
+    pattern = "*" if name is None else f"{glob.escape(_shortened(name))}-*"
+    for leftover in folder.glob(f"{_ASIDE}{pattern}"):
+        with suppress(BlockingIOError, FileNotFoundError), held(leftover) as is_locked:
+            if is_locked:
+                shutil.rmtree(leftover)
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[bool]:
+    """Hold the lock of a folder, which ends with the block or the process; gives whether there are locks at all.
+
+    Raises:
+        BlockingIOError: another process holds it.
+    """
+    descriptor = os.open(folder, os.O_RDONLY) if fcntl else None
+    try:
+        yield descriptor is not None and _lock(descriptor)
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:  # a file system without locks
+        return False
+    return True
+
+
+@contextmanager
+def _aside(path: Path, parent: Path) -> Iterator[Path]:
+    """A locked folder in `parent` to make `path` in; what cannot be written says so of `path`."""
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        sweep(parent, path.name)
+        folder = _name_aside(path, parent)
+        folder.mkdir()
+        with held(folder):
+            try:
+                yield folder
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+    except Exception as error:
+        code = _system_error(error)
+        if code is None:
+            raise
+        raise OSError(code, f"cannot write {path}: {os.strerror(code)}") from error
+
+
+def _name_aside(path: Path, parent: Path) -> Path:
+    return parent / f"{_ASIDE}{_shortened(path.name)}-{secrets.token_hex(4)}"
+
+
+def _shortened(name: str) -> str:
+    return name[:60]  # names have an end: 255 bytes on most file systems
+
+
+def _system_error(error: Exception) -> int | None:
+    """The number of the system's error behind an exception; the libraries in Rust say it in their text alone."""
+    if isinstance(error, OSError):
+        return error.errno
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return int(found[1]) if found else None
