@@ -99,7 +99,7 @@ def test_the_default_is_the_shipped_corpus(finetune, samples):
     assert code == 0, stderr
     metrics = read(out / "metrics.json")
     assert metrics["test"]["samples"] == 330 and metrics["test"]["support"]["j"] == 247
-    low, high = metrics["test"]["f1_interval"]["macro"]
+    low, high = metrics["test"]["present_macro_f1_interval"]
     assert low <= metrics["test"]["macro_f1"] <= high
     assert list(metrics["test"]["f1"]) == ["+", "-", "0", "i", "j", "f", "s", "p", "m", "a", "t"]
     card = ModelCard.load(out / "README.md")
