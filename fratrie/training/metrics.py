@@ -294,7 +294,12 @@ def markdown_table(scores: Scores) -> str:
 
     measures = ("precision", "recall", "f1")
     for label, count in support.items():
-        add(markdown_code(label), [scores[measure][label] for measure in measures], intervals.get(label), count)
+        add(
+            markdown_code(label).replace("|", "\\|"),
+            [scores[measure][label] for measure in measures],
+            intervals.get(label),
+            count,
+        )
     means: dict[str, str] = {
         "macro": "macro mean",
         "present_macro": "macro mean, labels present",
@@ -313,11 +318,11 @@ def markdown_table(scores: Scores) -> str:
 
 
 def markdown_code(name: str) -> str:
-    """A name of any characters as Markdown's code, on one line; within a table or outside of it."""
+    """A name of any characters as Markdown's code, on one line; in a table its `|` need a backslash besides."""
     text = one_line(name) or " "
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
     padding = " " if text[0] == "`" or text[-1] == "`" else ""  # which Markdown takes off again
-    return f"{fence}{padding}{text}{padding}{fence}".replace("|", "\\|")
+    return f"{fence}{padding}{text}{padding}{fence}"
 
 
 def one_line(text: str) -> str:
