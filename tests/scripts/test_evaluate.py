@@ -112,6 +112,7 @@ def test_a_label_the_model_does_not_know_is_named(run_script, classifier, tmp_pa
     path.write_text("text,labels\nma mère,m\nmon chat,t\n", encoding="utf-8")
     code, _, stderr = run_script("evaluate.py", "--model", classifier, "--file", path)
     assert code == 2 and "unknown label 't'" in stderr and "+, -, m, p" in stderr
+    assert "--" not in stderr, "the labels are the model's: no option changes them"
 
 
 def test_the_shipped_corpus_is_scored_by_default(run_script, samples, tmp_path):
