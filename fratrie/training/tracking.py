@@ -14,7 +14,9 @@ from tqdm.auto import tqdm
 _SECONDS_BETWEEN_LINES = 60
 
 
-def progress_bar(total: int | None, description: str, *, done: int = 0, hidden: bool = False, unit: str = "it") -> tqdm:
+def progress_bar(
+    total: int | None, description: str, *, done: int = 0, hidden: bool = False, unit: str = "it"
+) -> tqdm:
     """A progress bar on stderr, of which `done` of `total` lie behind; call `update`, and use it as a context.
 
     Off a terminal, in a log file, it is a line a minute, and none before the first minute is over.

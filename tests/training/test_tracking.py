@@ -37,7 +37,7 @@ def test_pauses_do_not_count():
     assert meter.read() == {"tokens_per_second": 5.0}
 
 
-@pytest.mark.parametrize("minutes", [0.5, 3])
+@pytest.mark.parametrize("minutes", [0.5, 3.1])
 def test_off_a_terminal_a_bar_is_a_line_a_minute(capsys, minutes):
     clock = FakeClock()
     with progress_bar(int(600 * minutes), "training") as bar:
