@@ -69,12 +69,15 @@ def load_labelled(
         columns["respondent"] = speakers if numbered else [str(speaker) for speaker in speakers]
         features["respondent"] = Value("int64" if numbered else "string")
     names = table.class_names.get(label_column) if label_names is None else _checked_names(label_names)
+    is_open = label_names is None or multi_label is None
     if label_column == "code":
         columns["code"], cells = _read_codes(cells, problems)
         features["code"] = Value("string")
         names, multi_label = names or list(LABELS), multi_label is not False
     names, columns["labels"], several = _read_labels(cells, names, multi_label, problems)
-    raise_row_problems(path, problems, _advice(names, several) if any("label" in each for each in problems) else "")
+    raise_row_problems(
+        path, problems, _advice(names, several, is_open) if any("label" in each for each in problems) else ""
+    )
     if not names:
         raise ValueError(f"{path}: no row has a label in the column {label_column!r}")
     features["labels"] = List(ClassLabel(names=names)) if several else ClassLabel(names=names)
@@ -141,12 +144,12 @@ def _begins_with_a_code(line: str) -> bool:
         return False
 
 
-def _advice(names: Sequence[str], several: bool) -> str:
+def _advice(names: Sequence[str], several: bool, is_open: bool) -> str:
+    """What the labels are taken for, and how to change what the caller left open."""
     kind = "multi_label_classification" if several else "single_label_classification"
-    return (
-        f"known labels: {', '.join(names)}; several labels a text: {'yes' if several else 'no'} "
-        f"(label_names and multi_label change this; in the scripts --label_names and --problem_type, here {kind})"
-    )
+    way_out = " (label_names and multi_label change this; in finetune.py --label_names and --problem_type, here {})"
+    known = f"known labels: {', '.join(names)}; several labels a text: {'yes' if several else 'no'}"
+    return known + way_out.format(kind) * is_open
 
 
 class _KnownLabels:
