@@ -76,6 +76,7 @@ _MODERNBERT_BASE = {
     "norm_bias": False,
     "gated_feed_forward": True,
     "position_type": "rotary",
+    "float32_parts": ["rotations"],
     "rope_parameters": {"full_attention": _rope(160_000.0), "sliding_attention": _rope(10_000.0)},
     "max_position_embeddings": 8192,
     "layer_types": ["sliding_attention" if layer % 3 else "full_attention" for layer in range(22)],
@@ -148,6 +149,7 @@ _T5 = {
     "norm_eps": 1e-6,
     "position_type": "relative",
     "attention_scale": 1.0,
+    "float32_parts": ["down_proj"],
     "head_dim": 64,
     "scale_embeddings": False,
     "scale_decoder_outputs": True,
@@ -282,6 +284,7 @@ _PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts_per_tok": 2,
             "router_aux_loss_scope": "model",
             "router_aux_loss_coef": 0.04,  # published as 0.02, see above
+            "float32_parts": ["expert_weights"],
             "rope_parameters": _rope(1_000_000.0),
             "max_position_embeddings": 32_768,
         },

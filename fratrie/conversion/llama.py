@@ -179,7 +179,7 @@ MIXTRAL = replace(
         Field("num_experts_per_tok"),
         Field("output_router_logits"),
     ),
-    always={**LAYOUT, "router_aux_loss_scope": "model"},
+    always={**LAYOUT, "router_aux_loss_scope": "model", "float32_parts": ["expert_weights"]},
     read={**MISTRAL.read, "router_aux_loss_coef": _balance, "mlp_layer_types": _sparse_everywhere},
     write={**_ROPE, **_BALANCE},
     weights=(*LLAMA.weights, *EXPERTS),

@@ -69,6 +69,7 @@ MODERNBERT = Recipe(
         "embedding_norm": "layer_norm",
         "gated_feed_forward": True,
         "position_type": "rotary",
+        "float32_parts": ["rotations"],
     },
     read={"sliding_window": _window, "rope_parameters": _rope},
     write={

@@ -19,6 +19,7 @@ _LAYOUT = {
     "attention_bias": False,
     "attention_output_bias": False,
     "feed_forward_bias": False,
+    "float32_parts": ["down_proj"],
 }
 # Fields that every stack has.
 _STACK = {

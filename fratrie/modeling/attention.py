@@ -38,6 +38,7 @@ class Mixer(nn.Module):
         self.is_causal = is_causal
         self.head_dim = config.head_dim
         self.rope_interleaved = config.rope_interleaved
+        self.has_fine_rotations = "rotations" in (config.float32_parts or ())
         self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
         self.scaling = config.attention_scale if config.attention_scale is not None else self.head_dim**-0.5
         self.build_projections(config, key_value_size or config.hidden_size)
@@ -78,7 +79,10 @@ class Mixer(nn.Module):
         self, x_BHTC: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor] | None
     ) -> torch.Tensor:
         """Turn heads by the rotary positions, where the model has them."""
-        return x_BHTC if position_embeddings is None else rotate(x_BHTC, position_embeddings, self.rope_interleaved)
+        if position_embeddings is None:
+            return x_BHTC
+        dtype = torch.promote_types(x_BHTC.dtype, torch.float32) if self.has_fine_rotations else x_BHTC.dtype
+        return rotate(x_BHTC.to(dtype), position_embeddings, self.rope_interleaved).to(x_BHTC.dtype)
 
     def output(self, mixed_BTHC: torch.Tensor) -> torch.Tensor:
         """Join the heads and project: `(B, T, D)`."""

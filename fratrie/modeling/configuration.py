@@ -123,6 +123,9 @@ class FratrieConfig(FratrieBaseConfig):
         router_aux_loss_scope: balance the experts of each `"layer"`, or those of the whole `"model"` together, as
             Hugging Face's Mixtral does.
         output_router_logits: return the router logits, and add the router's losses to the loss in evaluation too.
+        float32_parts: what a model in half precision keeps in float32 all the same: `"rotations"` of rotary positions
+            (ModernBERT), `"expert_weights"` from the router (Mixtral), `"down_proj"` of dense layers, in float16 alone
+            (T5).
         embedding_dropout, hidden_dropout, attention_dropout, activation_dropout: dropout after the embeddings, of
             each residual branch, of the attention weights, inside the feed-forward.
         scale_embeddings: multiply the token embeddings by `sqrt(hidden_size)`.
@@ -205,6 +208,7 @@ class FratrieConfig(FratrieBaseConfig):
     router_z_loss_coef: float | int = 0.0
     router_aux_loss_scope: RouterLossScope = "layer"
     output_router_logits: bool = False
+    float32_parts: list[str] | None = None
 
     embedding_dropout: float | int = 0.0
     hidden_dropout: float | int = 0.0

@@ -27,6 +27,7 @@ class Router(nn.Module):
         self.num_groups = config.router_num_groups
         self.groups_per_tok = config.router_groups_per_tok
         self.scaling_factor = config.routed_scaling_factor
+        self.has_fine_weights = "expert_weights" in (config.float32_parts or ())
         self.weight = nn.Parameter(torch.empty(config.num_experts, config.hidden_size))
         self.selection_bias: torch.Tensor | None
         bias = torch.zeros(config.num_experts) if config.router_selection_bias else None
@@ -45,7 +46,8 @@ class Router(nn.Module):
         weights_NP = scores_NE.gather(-1, index_NP)
         if self.norm_topk_prob:
             weights_NP = weights_NP / weights_NP.sum(dim=-1, keepdim=True).clamp_min(1e-20)
-        return logits_NE, (weights_NP * self.scaling_factor).to(hidden_states.dtype), index_NP
+        weights_NP = weights_NP * self.scaling_factor
+        return logits_NE, weights_NP if self.has_fine_weights else weights_NP.to(logits_NE.dtype), index_NP
 
     def choose(self, scores_NE: torch.Tensor) -> torch.Tensor:
         """Indices `(N, P)` of the experts with the largest scores, biased, within the best groups.

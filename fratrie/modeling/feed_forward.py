@@ -21,9 +21,11 @@ class FeedForward(nn.Module):
         self.down_proj = nn.Linear(size, config.hidden_size, bias=bias)
         self.act_fn = ACT2FN[config.hidden_act]
         self.dropout = nn.Dropout(config.activation_dropout)
+        self.has_fine_output = "down_proj" in (config.float32_parts or ())
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Map `(…, D)` to `(…, D)`, each token by itself."""
         up = self.up_proj(hidden_states)
         inner = self.act_fn(up) if self.gate_proj is None else self.act_fn(self.gate_proj(hidden_states)) * up
-        return self.down_proj(self.dropout(inner))
+        inner = self.dropout(inner)
+        return self.down_proj(inner.to(self.down_proj.weight.dtype) if self.has_fine_output else inner)

@@ -182,6 +182,15 @@ class FratrieSeq2SeqModel(FratrieSeq2SeqPreTrainedModel):
         )
 
 
+class OutputLayer(nn.Linear):
+    """A linear map that rounds before it adds its bias, as BART and Marian do in half precision."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map `(…, D)` to `(…, V)`."""
+        product = nn.functional.linear(x, self.weight)
+        return product if self.bias is None else product + self.bias
+
+
 class FratrieSeq2SeqForConditionalGeneration(FratrieSeq2SeqPreTrainedModel, GenerationMixin):
     """The encoder-decoder with a head that predicts the next token of the output."""
 
@@ -192,7 +201,7 @@ class FratrieSeq2SeqForConditionalGeneration(FratrieSeq2SeqPreTrainedModel, Gene
     def __init__(self, config: FratrieSeq2SeqConfig) -> None:
         super().__init__(config)
         self.model = FratrieSeq2SeqModel(config)
-        self.lm_head = nn.Linear(config.stacks[1].hidden_size, config.vocab_size, bias=config.lm_head_bias)
+        self.lm_head = OutputLayer(config.stacks[1].hidden_size, config.vocab_size, bias=config.lm_head_bias)
         self.post_init()
 
     @property

@@ -279,6 +279,8 @@ class FratrieStack(FratriePreTrainedModel):
         if "sparse" in (config.mlp_layer_types or []) and config.router_selection_bias:
             # Rounded to half precision, they would choose other experts.
             self._keep_in_fp32_modules_strict = ["router"]
+        if "down_proj" in (config.float32_parts or ()):
+            self._keep_in_fp32_modules = ["down_proj"]  # in float16 alone, whose numbers end at 65504
         norm = partial(build_norm, size=config.hidden_size, eps=config.norm_eps, bias=config.norm_bias)
         types = getattr(config, "type_vocab_size", 0)
         self.embed_tokens: nn.Embedding | PatchEmbedding
@@ -328,7 +330,7 @@ class FratrieStack(FratriePreTrainedModel):
         token_type_ids: torch.Tensor | None,
         position_ids: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Token embeddings (scaled) + positions + token types, normed: `(B, T, D)`.
+        """Token embeddings (scaled) + token types + positions, in BERT's order, normed: `(B, T, D)`.
 
         A later stage of a pipeline receives what the layers before it made in the place of the embeddings.
         """
@@ -338,14 +340,14 @@ class FratrieStack(FratriePreTrainedModel):
         hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if self.config.scale_embeddings:
             hidden_states = hidden_states * math.sqrt(self.config.hidden_size)
-        if self.embed_positions is not None:
-            hidden_states = hidden_states + self.embed_positions(position_ids).to(hidden_states.dtype)
         if self.embed_token_types is not None:
             if token_type_ids is None:
                 token_type_ids = torch.zeros(hidden_states.shape[:2], dtype=torch.long, device=hidden_states.device)
             hidden_states = hidden_states + self.embed_token_types(token_type_ids)
         elif token_type_ids is not None and not torch.compiler.is_compiling() and bool(token_type_ids.any()):
             raise ValueError("token_type_ids given, but the model has none: set type_vocab_size in its configuration.")
+        if self.embed_positions is not None:
+            hidden_states = hidden_states + self.embed_positions(position_ids).to(hidden_states.dtype)
         return self.embedding_dropout(self.embedding_norm(hidden_states))
 
     def find_documents(

@@ -10,6 +10,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from .base_configuration import require_tokens_in_vocabulary
 from .mixers import MIXERS
 
+_FLOAT32_PARTS = {"rotations", "expert_weights", "down_proj"}
+
 
 def require(condition: bool, message: str) -> None:
     """Raise a `ValueError` with the message unless the condition holds."""
@@ -173,6 +175,10 @@ def _check_feed_forward(config: PreTrainedConfig) -> None:
         f"moe_intermediate_size={config.moe_intermediate_size} must be at least 1.",
     )
     sparse = "sparse" in (config.mlp_layer_types or [])
+    require(
+        set(config.float32_parts or ()) <= _FLOAT32_PARTS,
+        f"float32_parts={config.float32_parts} must be of {sorted(_FLOAT32_PARTS)}.",
+    )
     require(
         not sparse or config.num_experts > 0,
         f"mlp_layer_types has sparse layers, but num_experts={config.num_experts}: set num_experts.",

@@ -274,3 +274,18 @@ def real_tokens(case, arguments, states):
     """The places of encoder or decoder states to compare: padding has no meaning."""
     mask = arguments.get("attention_mask")
     return mask.bool() if mask is not None and states.shape[:2] == mask.shape else ...
+
+
+def their_loaded_model(case, dtype, **choices):
+    """Their model as a published checkpoint comes: weights in float32, loaded in another dtype.
+
+    What the family keeps in float32 then is so, which a cast of the whole model would round.
+    """
+    wide = their_model(case, dtype=torch.float32, **choices)
+    theirs = type(wide).from_pretrained(
+        None, config=wide.config, state_dict=wide.state_dict(), dtype=dtype,
+        attn_implementation=wide.config._attn_implementation,
+    ).eval()  # fmt: skip
+    if any("expert" in name for name, _ in theirs.named_modules()):
+        theirs.set_experts_implementation("eager")
+    return theirs

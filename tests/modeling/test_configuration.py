@@ -84,6 +84,10 @@ def output(config):
     return forward(build(config)).logits
 
 
+def half_output(config):
+    return forward(build(config).to(torch.bfloat16)).logits
+
+
 def training(config):
     return forward(build(config).train()).logits
 
@@ -225,6 +229,7 @@ SHARED = {
     "router_z_loss_coef": Case(1.0, training_loss, SPARSE),
     "router_aux_loss_scope": Case("model", training_loss, SPARSE),
     "output_router_logits": Case(True, returned, SPARSE),
+    "float32_parts": Case(["expert_weights"], half_output, SPARSE),
     "embedding_dropout": Case(0.3, training),
     "hidden_dropout": Case(0.3, training),
     "attention_dropout": Case(0.3, training),
@@ -494,6 +499,7 @@ CONTRADICTIONS = [
          rf"router_groups_per_tok={chosen} must lie between 1 and router_num_groups=4")
         for chosen in (0, 5)
     ),
+    ({"float32_parts": ["norms"]}, r"float32_parts=\['norms'\] must be of \['down_proj', 'expert_weights', 'rot"),
     ({"num_experts": 4, "router_num_groups": 0}, r"router_groups_per_tok=1 must lie .*router_num_groups=0"),
     *(
         ({"num_experts": 8, "router_num_groups": groups},

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 from fratrie.modeling.normalization import build_norm
 
@@ -26,6 +27,29 @@ def test_rms_norm_has_no_bias_and_no_mean(bias):
     assert [name for name, _ in norm.named_parameters()] == ["weight"]
     norm.weight.data.normal_()
     torch.testing.assert_close(norm(x), x / (x.square().mean(-1, keepdim=True) + 0.1).sqrt() * norm.weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_rms_norm_rounds_as_published_models_do(dtype):
+    """To the bit: Llama's and T5's formula, which in float32 is torch's."""
+    norm, x = build_norm("rms_norm", 64, 1e-6).to(dtype), torch.randn(50, 64).to(dtype)
+    norm.weight.data.normal_()
+    wide = x.float()
+    normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+    assert isinstance(norm, nn.RMSNorm) and norm(x).dtype == dtype
+    assert torch.equal(norm(x), normed.to(dtype) * norm.weight)
+    torchs = nn.functional.rms_norm(x, (64,), norm.weight, 1e-6)
+    assert torch.equal(norm(x), torchs) == (dtype == torch.float32)
+
+
+def test_rms_norm_of_other_dtypes_than_its_weights():
+    """A residual stream in float32 comes back to half precision; weights in float32 lead to float32, as in Llama."""
+    x = torch.randn(50, 64)
+    norm = build_norm("rms_norm", 64, 1e-6)
+    norm.weight.data.normal_()
+    assert torch.equal(norm(x.half()), nn.functional.rms_norm(x.half(), (64,), eps=1e-6) * norm.weight)
+    norm.half()
+    assert torch.equal(norm(x), nn.functional.rms_norm(x, (64,), eps=1e-6).half() * norm.weight)
 
 
 def test_no_norm_is_the_identity_without_weights():
