@@ -26,6 +26,7 @@ from transformers import (
     set_seed,
 )
 
+from fratrie.checkpoints import MOST_LAYERS
 from fratrie.export import export_code, require_own_class
 from fratrie.training.classifiers import (
     Head,
@@ -71,6 +72,7 @@ from fratrie.training.model_card import (
     portable_path,
     write_model_card,
 )
+from fratrie.training.options import check_ranges
 from fratrie.training.pretraining import new_config
 
 logger = logging.getLogger("fratrie.finetune")
@@ -236,6 +238,9 @@ def main() -> None:
 
 
 def _check_options(data: DataOptions, choices: ModelOptions, options: FinetuningOptions) -> None:
+    check_ranges(data, {"validation_size": (0, 0.999999), "max_length": (1, 10**6)})
+    check_ranges(choices, {"classifier_hidden_sizes": (1, 10**6), "trainable_layers": (-1, MOST_LAYERS)})
+    check_ranges(options, {"layer_decay": (0, 1), "head_learning_rate": (0, 1000)})
     new = choices.model_type or choices.config
     if bool(choices.model) == bool(new):
         raise ValueError("give either --model (a checkpoint to go on from), or --model_type or --config (a new model)")
