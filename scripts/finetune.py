@@ -241,7 +241,7 @@ def main() -> None:
 def _check_options(data: DataOptions, choices: ModelOptions, options: FinetuningOptions) -> None:
     check_ranges(data, {"validation_size": (0, 0.999999), "max_length": (1, 10**6)})
     check_ranges(choices, {"classifier_hidden_sizes": (1, 10**6), "trainable_layers": (-1, MOST_LAYERS)})
-    check_ranges(options, {"layer_decay": (0, 1), "head_learning_rate": (0, 1000)})
+    check_ranges(options, {"head_learning_rate": (0, 1000)})
     new = choices.model_type or choices.config
     if bool(choices.model) == bool(new):
         raise ValueError("give either --model (a checkpoint to go on from), or --model_type or --config (a new model)")

@@ -51,7 +51,7 @@ class FamilyRelationsPipeline(TextPipeline):
 
     Raises:
         ValueError: the model has other labels, one label a text only, or thresholds that do not fit; or so has the
-            call.
+            call; or an input is blank, or no text.
         TypeError: a parameter is unknown.
     """
 
@@ -82,6 +82,8 @@ class FamilyRelationsPipeline(TextPipeline):
     def preprocess(self, input_: Any) -> dict[str, Any]:  # type: ignore[override]
         """Tokens `(1, T)` of one input, and its text."""
         text = read_text(input_)
+        if not text.strip():
+            raise ValueError(f"The text {text[:20]!r} is blank, and tells of nobody: leave it out.")
         return {**self.encode(text), "text": text}
 
     def _forward(self, input_tensors: dict[str, Any]) -> dict[str, Any]:  # type: ignore[override]

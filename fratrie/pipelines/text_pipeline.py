@@ -80,13 +80,19 @@ class TextPipeline(Pipeline):
         """Tokens of one text as tensors `(1, T)`, cut at `max_tokens` with a warning.
 
         Raises:
-            ValueError: there is no token.
+            ValueError: there is no token, or one that the model has no embedding for.
         """
         encoding = self.tokenizer(text, return_tensors="pt", verbose=False)
         length, limit = encoding["input_ids"].shape[-1], self.max_tokens
         if not length:
             raise ValueError(
                 f"The text {_excerpt(text)} has no token: leave it out, or use a tokenizer that adds special tokens."
+            )
+        size = getattr(self.model.get_input_embeddings(), "num_embeddings", None)
+        if size and (highest := int(encoding["input_ids"].max())) >= size:
+            raise ValueError(
+                f"The tokenizer gives the token {highest}, but the model has embeddings for {size}: they do not belong "
+                "together."
             )
         if not truncation or limit is None or length <= limit:
             return encoding
@@ -120,10 +126,12 @@ def read_text(item: Any) -> str:
     """The text of an input: the input itself, or its `"text"`.
 
     Raises:
-        ValueError: it holds no text.
+        ValueError: it holds no text, or one with half a character (a lone surrogate), which no tokenizer reads.
     """
     text = item.get("text") if isinstance(item, Mapping) else item
     if isinstance(text, str):
+        if any("\ud800" <= sign <= "\udfff" for sign in text):
+            raise ValueError(f"The text {_excerpt(text)} holds half a character (a lone surrogate): read it as UTF-8.")
         return text
     if isinstance(item, Mapping):
         raise ValueError(

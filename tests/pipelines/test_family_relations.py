@@ -9,6 +9,7 @@ import torch
 from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Regex, normalizers
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -32,7 +33,7 @@ SIZES = {
     "intermediate_size": 48,
     "initializer_range": 0.3,
 }
-SHORT_AND_LONG = ["", "a", "Ma sœur «m'aide» 🐈.", SENTENCE * 2, "J'ai deux frères.", "é" * 20]
+SHORT_AND_LONG = [".", "a", "Ma sœur «m'aide» 🐈.", SENTENCE * 2, "J'ai deux frères.", "é" * 20]
 
 
 def always(model, probabilities):
@@ -292,6 +293,11 @@ def test_nothing_gives_nothing(pipe):
         (bytearray(b"a"), r"The input is bytearray\(b'a'\), expected a text"),
         (memoryview(b"a"), "The input is <memory at .*>, expected a text"),
         ({"phrase": SENTENCE, "id": 1}, r"has the fields \['id', 'phrase'\], but no text in a field 'text'"),
+        ("", "The text '' is blank, and tells of nobody: leave it out"),
+        ([SENTENCE, " \n\t"], r"The text ' \\n\\t' is blank"),
+        ("ma \ud800 mère", "holds half a character"),
+        ([[SENTENCE]], "expected a text"),
+        (float("nan"), "The input is nan"),
         ({"text": [SENTENCE]}, r"no text in a field 'text': .* a column of texts"),
     ],
 )
@@ -310,7 +316,7 @@ def test_an_unknown_parameter_is_refused(pipe):
 
 def test_truncation_is_said(pipe, family_model, encoder_tokenizer, caplog):
     ends = len(encoder_tokenizer("").input_ids)
-    fitting = "\n" * (64 - ends)
+    fitting = "a" + "\n" * (63 - ends)
     assert len(encoder_tokenizer(fitting).input_ids) <= 64
     caplog.set_level(logging.WARNING)
     pipe(fitting)
@@ -355,9 +361,26 @@ def test_a_text_without_tokens_is_named(family_model, encoder_tokenizer, tmp_pat
     encoder_tokenizer.save_pretrained(tmp_path)
     tokenizer = type(encoder_tokenizer).from_pretrained(tmp_path)
     tokenizer.backend_tokenizer.post_processor = None
+    tokenizer.backend_tokenizer.normalizer = normalizers.Replace(Regex("."), "")
     pipe = pipeline("family-relations", model=family_model, tokenizer=tokenizer)
-    with pytest.raises(ValueError, match="The text '' has no token"):
-        pipe("")
+    with pytest.raises(ValueError, match="The text 'a' has no token"):
+        pipe("a")
+
+
+def test_a_tokenizer_of_another_model_is_named(family_model, encoder_tokenizer, tmp_path):
+    encoder_tokenizer.save_pretrained(tmp_path)
+    tokenizer = type(encoder_tokenizer).from_pretrained(tmp_path)
+    tokenizer.add_tokens(["zut"])
+    pipe = pipeline("family-relations", model=family_model, tokenizer=tokenizer)
+    size = family_model.config.vocab_size
+    assert pipe("a")["text"] == "a"
+    with pytest.raises(ValueError, match=f"gives the token {size}, but the model has embeddings for {size}"):
+        pipe("zut")
+
+
+@pytest.mark.parametrize("text", ["a\0b", "x" * 5000, "<mask></s>", "👩\u200d👧🎉", "\u202eabc", "\ufeff."])
+def test_odd_texts_are_labelled(pipe, text):
+    assert pipe(text)["text"] == text
 
 
 def assert_equal_results(results, expected, labels, threshold):
@@ -396,7 +419,7 @@ def pipe_for():
 
 @settings(max_examples=25, deadline=None)
 @given(
-    texts=st.lists(st.text(max_size=30) | st.sampled_from(SHORT_AND_LONG), min_size=1, max_size=7),
+    texts=st.lists(st.text(max_size=30).filter(str.strip) | st.sampled_from(SHORT_AND_LONG), min_size=1, max_size=7),
     batch_size=st.integers(2, 8),
     padding_side=st.sampled_from(["left", "right"]),
     unpad_inputs=st.booleans(),

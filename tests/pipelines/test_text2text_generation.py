@@ -246,3 +246,15 @@ def test_other_models_and_missing_padding_are_refused(decoder_model, seq2seq_mod
     assert pipe(TEXTS[0], max_new_tokens=3)[0]["generated_text"]
     with pytest.raises(ValueError, match="without pad_token cannot do batching"):
         pipe(TEXTS, batch_size=2)
+
+
+@pytest.mark.parametrize("text", [None, 3, b"a", float("nan"), ["a", None], [["a"]], "ma \ud800 mère", {"txt": "a"}])
+def test_what_is_no_text_is_refused(pipe, text):
+    with pytest.raises(ValueError, match="expected a text|give a text|half a character|no text in a field"):
+        pipe(text)
+
+
+@pytest.mark.parametrize("text", ["", " ", "a\0b", "<extra_id_0></s>", "\u202eabc"])
+def test_odd_texts_are_read(pipe, text):
+    """An encoder-decoder reads a blank text, too: as its end token alone."""
+    assert len(pipe(text, max_new_tokens=2)) == 1

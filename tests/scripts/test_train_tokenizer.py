@@ -127,7 +127,7 @@ WRONG = {
     "blank.txt": (" \n\n", [], "blank.txt: the file is empty"),
     "latin.txt": ("père".encode("latin-1"), [], "byte 0xe8 at offset 1 is not UTF-8"),
     "latin.csv": ("text\npère\n".encode("latin-1"), [], "line 2: byte 0xe8"),
-    "column.csv": ("a,b\nx,y\n", [], "no column 'text'; its columns are 'a', 'b': pick one by --text_column"),
+    "column.csv": ("a,b\nx,y\n", [], "no column 'text'; its columns are 'a', 'b': pick one by text_column (--text_column)"),
     "null.jsonl": ('{"text": "a"}\n{"text": null}\n', [], "row 2: None is not a text"),
     "number.jsonl": ('{"text": 3}\n', [], "row 1: 3 is not a text"),
     "rows.csv": ("text\n", [], "holds no rows"),

@@ -385,7 +385,7 @@ def test_a_package_that_a_tokenizer_needs_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("fratrie.training.classifiers.is_sentencepiece_available", lambda: False)
     CamembertConfig(**SIZES).save_pretrained(tmp_path)
     (tmp_path / "sentencepiece.bpe.model").write_bytes(b"\n\x0e")
-    with pytest.raises(ValueError, match="cannot be read: .*pip install sentencepiece"):
+    with pytest.raises(ValueError, match=r"cannot be read: .*pip install sentencepiece"):
         load_tokenizer(tmp_path)
 
 
