@@ -12,6 +12,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from ..files import write_text
 from .metrics import Scores, markdown_table
 
 TEMPLATE = """---
@@ -126,7 +127,7 @@ def model_card(facts: CardFacts) -> ModelCard:
 def write_model_card(facts: CardFacts, folder: str | os.PathLike[str]) -> Path:
     """Write the card as README.md into the folder of a checkpoint; give back its path."""
     path = Path(folder) / "README.md"
-    model_card(facts).save(path)
+    write_text(path, str(model_card(facts)))
     return path
 
 
