@@ -139,7 +139,7 @@ def _digest_of_pieces(file: BinaryIO, size: int) -> str:
 
 def fingerprint_tokenizer(tokenizer: PreTrainedTokenizerBase | None) -> str | None:
     """The digest of vocabulary and special tokens; what else a tokenizer does shows in the rows."""
-    return tokenizer and digest_of([tokenizer.get_vocab(), tokenizer.special_tokens_map])
+    return digest_of([tokenizer.get_vocab(), tokenizer.special_tokens_map]) if tokenizer else None
 
 
 def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:

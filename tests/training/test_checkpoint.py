@@ -1,7 +1,3 @@
-import json
-import subprocess
-import sys
-
 import pytest
 import torch
 from safetensors.torch import load_file
