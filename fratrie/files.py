@@ -24,6 +24,7 @@ except ImportError:
     fcntl = None  # type: ignore[assignment]
 
 _ASIDE = ".incomplete-"
+_held: set[int] = set()  # descriptors of the folders that this process has locked
 # A folder without it is no model: out first and in last, it keeps half of a model from being read as one.
 _CONFIG = "config.json"
 _WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
@@ -64,18 +65,20 @@ def write_json(path: str | PathLike[str], data: Any) -> None:
 
 
 @contextmanager
-def new_folder(path: str | PathLike[str]) -> Iterator[Path]:
+def new_folder(path: str | PathLike[str], whole: bool = False) -> Iterator[Path]:
     """Give an empty folder to fill, which becomes `path` when the block ends, or vanishes on an exception.
 
     Where there is a folder already, the new files take their places in it: those of an older model are replaced, its
-    weights that the new one has not are deleted, and all others stay. All files become as readable as the process
-    makes files, whatever the library that wrote them chose.
+    weights that the new one has not are deleted, and all others stay. With `whole` the new folder replaces the old
+    one and all that is in it. All files become as readable as the process makes files, whatever the library that
+    wrote them chose.
 
     Raises:
         OSError: it cannot be written; says which folder.
     """
     path = Path(path).resolve()
-    with _aside(path, path if path.is_dir() else path.parent) as folder:
+    into = path.is_dir() and not whole
+    with _aside(path, path if into else path.parent) as folder:
         made = folder / path.name
         made.mkdir()
         yield made
@@ -84,15 +87,19 @@ def new_folder(path: str | PathLike[str]) -> Iterator[Path]:
             flush(file)
         for part in (made, *(part for part in made.rglob("*") if part.is_dir())):
             flush(part)
-        if path.is_dir():
+        if into:
             _replace_files(path, made)
         else:
+            if path.is_dir():
+                path.rename(folder / "replaced")
             made.rename(path)
             flush(path.parent)
 
 
 def _replace_files(folder: Path, made: Path) -> None:
     files = sorted(file.relative_to(made) for file in made.rglob("*") if file.is_file())
+    if blocked := [folder / file for file in files if (folder / file).is_dir()]:
+        raise FileExistsError(errno.EEXIST, f"{blocked[0]} is a folder, where a file is to be written; move it away")
     if Path(_CONFIG) in files:
         (folder / _CONFIG).unlink(missing_ok=True)
         files.sort(key=lambda file: file == Path(_CONFIG))
@@ -120,17 +127,24 @@ def flush(path: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Delete a folder whole: it loses its name first, so that a killed process leaves no half of it."""
+    """Delete a folder whole: it loses its name first, so that a killed process leaves no half of it.
+
+    Of a link to a folder the link goes, and what it points to stays.
+    """
+    if path.is_symlink():
+        path.unlink()
+        return
     doomed = _name_aside(path, path.parent)
     path.rename(doomed)
+    flush(path.parent)
     shutil.rmtree(doomed)
 
 
 def sweep(folder: Path, name: str | None = None) -> None:
     """Delete what killed processes left half-made in `folder`, of the file or folder `name` or of all."""
-    pattern = "*" if name is None else f"{glob.escape(_shortened(name))}-*"
-    for leftover in folder.glob(f"{_ASIDE}{pattern}"):
-        with suppress(BlockingIOError, FileNotFoundError), held(leftover) as is_locked:
+    pattern = "*" if name is None else glob.escape(_shortened(name))
+    for leftover in folder.glob(f"{_ASIDE}{pattern}-{'[0-9a-f]' * 8}"):
+        with suppress(OSError), held(leftover) as is_locked:  # in use, gone by now, or another user's
             if is_locked:
                 shutil.rmtree(leftover)
 
@@ -139,15 +153,32 @@ def sweep(folder: Path, name: str | None = None) -> None:
 def held(folder: Path) -> Iterator[bool]:
     """Hold the lock of a folder, which ends with the block or the process; gives whether there are locks at all.
 
+    Processes that this one forks have no part in it, however long they live.
+
     Raises:
         BlockingIOError: another process holds it.
     """
-    descriptor = os.open(folder, os.O_RDONLY) if fcntl else None
+    if fcntl is None:
+        yield False
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    _held.add(descriptor)
     try:
-        yield descriptor is not None and _lock(descriptor)
+        yield _lock(descriptor)
     finally:
-        if descriptor is not None:
+        if descriptor in _held:  # not so in a process that was forked inside of the block
+            _held.remove(descriptor)
             os.close(descriptor)
+
+
+def _let_go() -> None:
+    """A lock lasts until every process that has its descriptor closes it: forked ones do so at once."""
+    while _held:
+        os.close(_held.pop())
+
+
+if fcntl:
+    os.register_at_fork(after_in_child=_let_go)
 
 
 def _lock(descriptor: int) -> bool:
@@ -163,10 +194,10 @@ def _lock(descriptor: int) -> bool:
 @contextmanager
 def _aside(path: Path, parent: Path) -> Iterator[Path]:
     """A locked folder in `parent` to make `path` in; what cannot be written says so of `path`."""
+    folder = _name_aside(path, parent)
     try:
         parent.mkdir(parents=True, exist_ok=True)
         sweep(parent, path.name)
-        folder = _name_aside(path, parent)
         folder.mkdir()
         with held(folder):
             try:
@@ -175,9 +206,16 @@ def _aside(path: Path, parent: Path) -> Iterator[Path]:
                 shutil.rmtree(folder, ignore_errors=True)
     except Exception as error:
         code = _system_error(error)
-        if code is None:
+        if code is None or not _is_about(error, path, folder):
             raise
-        raise OSError(code, f"cannot write {path}: {os.strerror(code)}") from error
+        reason = getattr(error, "strerror", None) or os.strerror(code)
+        raise OSError(code, f"cannot write {path}: {reason}") from error
+
+
+def _is_about(error: Exception, path: Path, folder: Path) -> bool:
+    """Whether a failure is of the file or folder that is made, and not of another that is read meanwhile."""
+    file = getattr(error, "filename", None)
+    return not isinstance(file, str | PathLike) or Path(file).is_relative_to(folder) or path.is_relative_to(file)
 
 
 def _name_aside(path: Path, parent: Path) -> Path:

@@ -35,7 +35,7 @@ from .launch import LOG_FOLDER, create_accelerator
 from .objective import Objective
 from .options import TrainingOptions
 from .schedules import build_optimizer, build_scheduler
-from .tracking import Throughput
+from .tracking import Throughput, progress_bar
 
 __all__ = [
     "Evaluator",
@@ -312,7 +312,7 @@ class _Run:
 
     def _progress(self) -> tqdm:
         hidden = self.options.disable_progress or not self.accelerator.is_main_process
-        return tqdm(total=self.total_steps, initial=self.state.step, desc="training", disable=hidden)
+        return progress_bar(self.total_steps, "training", done=self.state.step, hidden=hidden, unit="step")
 
     def _patient(self) -> bool:
         patience = self.options.early_stopping_patience

@@ -2,9 +2,47 @@
 
 from __future__ import annotations
 
+import math
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+from tqdm.auto import tqdm
+
+_SECONDS_BETWEEN_LINES = 60
+
+
+def progress_bar(
+    total: int | None, description: str, *, done: int = 0, hidden: bool = False, unit: str = "it"
+) -> tqdm:
+    """A progress bar on stderr, of which `done` of `total` lie behind; call `update`, and use it as a context.
+
+    Off a terminal, in a log file, it is a line a minute, and none before the first minute is over.
+    """
+    common: dict[str, Any] = {"total": total, "desc": description, "initial": done, "disable": hidden, "unit": unit}
+    if sys.stderr.isatty():
+        return tqdm(**common)
+    pace = {name: _SECONDS_BETWEEN_LINES for name in ("delay", "mininterval", "maxinterval")}
+    return _LinesOfProgress(file=sys.stderr, **common, **pace)
+
+
+class _LinesOfProgress(tqdm):
+    @staticmethod
+    def status_printer(file: TextIO) -> Callable[[str], None]:
+        """Prints each state on a line of its own, where tqdm prints over the one before."""
+
+        def print_line(state: str) -> None:
+            file.write(f"{state}\n")
+            file.flush()
+
+        return print_line
+
+    def close(self) -> None:
+        """End the bar: the lines stand as they are."""
+        self.delay = math.inf  # until then tqdm has nothing to finish
+        super().close()
 
 
 @dataclass

@@ -1,6 +1,8 @@
+import sys
+
 import pytest
 
-from fratrie.training.tracking import Throughput
+from fratrie.training.tracking import Throughput, progress_bar
 
 
 class FakeClock:
@@ -33,3 +35,27 @@ def test_pauses_do_not_count():
         raise RuntimeError
     clock.now += 1
     assert meter.read() == {"tokens_per_second": 5.0}
+
+
+@pytest.mark.parametrize("minutes", [0.5, 3.1])
+def test_off_a_terminal_a_bar_is_a_line_a_minute(capsys, minutes):
+    clock = FakeClock()
+    with progress_bar(int(600 * minutes), "training") as bar:
+        bar._time, bar.start_t, bar.last_print_t = clock, clock.now, clock.now
+        for _ in range(int(600 * minutes)):
+            clock.now += 0.1
+            bar.update()
+            bar.set_postfix(loss=1.0, refresh=False)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == int(minutes)
+    assert all("training" in line and "loss=1" in line for line in lines)
+
+
+def test_on_a_terminal_a_bar_moves(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with progress_bar(10, "training", done=4) as bar:
+        bar.update(6)
+    assert "4/10" in (shown := capsys.readouterr().err) and "10/10" in shown and "\r" in shown
+    with progress_bar(10, "training", hidden=True) as bar:
+        bar.update(10)
+    assert capsys.readouterr().err == ""
