@@ -39,6 +39,13 @@ class EvaluationOptions:
         default="test", metadata={"help": "Without a file: the part of the shipped corpus to score on."}
     )
     output_file: str | None = field(default=None, metadata={"help": "JSON file for the scores."})
+    label_thresholds: str | None = field(
+        default=None,
+        metadata={
+            "help": "Probability that a label must exceed (several labels), for all or by name, as JSON: 0.4 or "
+            "'{\"joie\": 0.3}'; by default what the model's config says, else 0.5."
+        },
+    )
     batch_size: int = field(default=64, metadata={"help": "Texts of one batch on one process."})
     max_length: int | None = field(
         default=None, metadata={"help": "Tokens at most, longer texts are cut; by default what the model takes."}
@@ -52,7 +59,7 @@ def main() -> None:
     )
     accelerator = open_inference()
     output = prepare_output(options.output_file, options.file) if options.output_file else None
-    model, tokenizer, task = load_classifier(options.model)
+    model, tokenizer, task = load_classifier(options.model, options.label_thresholds)
     if options.file:
         columns = (options.text_column, options.label_column)
         dataset = read_labelled(options.file, task.labels, task.problem_type, *columns)

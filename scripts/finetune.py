@@ -54,8 +54,23 @@ from fratrie.training.finetuning import (
     task_of,
 )
 from fratrie.training.loop import Evaluator, TrainingOptions, TrainingResult, create_accelerator, train
-from fratrie.training.metrics import MULTI_LABEL, REGRESSION, Scores, probabilities, scores_table, tune_thresholds
-from fratrie.training.model_card import CardFacts, classification_tables, describe_hardware, write_model_card
+from fratrie.training.metrics import (
+    MULTI_LABEL,
+    REGRESSION,
+    Scores,
+    markdown_code,
+    probabilities,
+    scores_table,
+    thresholds_by_name,
+    tune_thresholds,
+)
+from fratrie.training.model_card import (
+    CardFacts,
+    classification_tables,
+    describe_hardware,
+    portable_path,
+    write_model_card,
+)
 from fratrie.training.pretraining import new_config
 
 logger = logging.getLogger("fratrie.finetune")
@@ -104,6 +119,13 @@ class ModelOptions:
     tune_thresholds: bool = field(
         default=False,
         metadata={"help": "Choose each label's threshold for the best F1 on the validation part (several labels)."},
+    )
+    label_thresholds: str | None = field(
+        default=None,
+        metadata={
+            "help": "Probability that a label must exceed (several labels), for all or by name, as JSON: 0.4 or "
+            "'{\"joie\": 0.3}'; by default 0.5."
+        },
     )
     allow_missing_labels: bool = field(
         default=False, metadata={"help": "Go on although a label has no positive training text."}
@@ -223,6 +245,8 @@ def _check_options(data: DataOptions, choices: ModelOptions, options: Finetuning
         raise ValueError("--trainable_layers keeps pretrained layers as they are: a new model has none")
     if choices.config_overrides and not new:
         raise ValueError("--config_overrides describe a new model: a checkpoint keeps its own config")
+    if choices.tune_thresholds and choices.label_thresholds is not None:
+        raise ValueError("--tune_thresholds chooses what --label_thresholds gives: leave one of them out")
     if not data.validation_size and not data.validation_file:
         options.watch_nothing()
         if choices.tune_thresholds:
@@ -233,11 +257,15 @@ def _prepare(data: DataOptions, choices: ModelOptions, options: FinetuningOption
     parts = load_parts(data, options.seed)
     check_every_label_occurs(parts["train"], choices.allow_missing_labels)
     task = task_of(parts["train"].features)
-    if choices.tune_thresholds and task.problem_type != MULTI_LABEL:
-        raise ValueError(f"--tune_thresholds is for several labels a text, but the task is {task.problem_type}")
+    for name in ("tune_thresholds", "label_thresholds"):
+        if getattr(choices, name) and task.problem_type != MULTI_LABEL:
+            raise ValueError(f"--{name} is for several labels a text, but the task is {task.problem_type}")
+    thresholds = choices.label_thresholds and thresholds_by_name(choices.label_thresholds, task.labels)
     options.choose_metric(task.problem_type)
     set_seed(options.seed)
     model, tokenizer = _build(choices, parts, data.max_length)
+    if thresholds:
+        model.config.label_thresholds = thresholds
     if options.export_code:
         require_own_class(model)
     if task.problem_type != REGRESSION:
@@ -328,9 +356,12 @@ def _write(current: Run, result: TrainingResult, scores: dict[str, Scores], seco
 def _card(current: Run, scores: dict[str, Scores], seconds: float) -> CardFacts:
     data, accelerator = current.data, current.accelerator
     config, shipped = current.model.config, data.train_file is None
-    origin = f"the checkpoint `{current.choices.model}`" if current.choices.model else "random weights"
+    model = current.choices.model
+    origin = f"the checkpoint {markdown_code(portable_path(model))}" if model else "random weights"
     sizes = ", ".join(f"{len(rows)} {part} texts" for part, rows in current.rows.items())
-    files = [Path(file).name for file in (data.train_file, data.validation_file, data.test_file) if file]
+    files = [
+        markdown_code(Path(file).name) for file in (data.train_file, data.validation_file, data.test_file) if file
+    ]
     corpus = SHIPPED if shipped else f"Local files: {', '.join(files)}"
     return CardFacts(
         name=Path(current.options.output_dir).resolve().name,
@@ -338,7 +369,7 @@ def _card(current: Run, scores: dict[str, Scores], seconds: float) -> CardFacts:
         summary=(
             f"A {config.model_type} model with {current.model.num_parameters():,} weights for "
             f"{config.problem_type.replace('_', ' ')} of sentences into: "
-            f"{', '.join(f'`{label}`' for label in config.id2label.values())}. It started from {origin}."
+            f"{', '.join(map(markdown_code, config.id2label.values()))}. It started from {origin}."
         ),
         data=f"{corpus}. {sizes}.",
         tables=classification_tables(scores),
@@ -355,8 +386,13 @@ def _card(current: Run, scores: dict[str, Scores], seconds: float) -> CardFacts:
 def _limits(current: Run) -> list[str]:
     longest = max(len(row["input_ids"]) for row in current.rows["train"])
     limits = [f"The longest training text had {longest} tokens; longer texts are outside of what it has seen."]
-    if current.model.config.problem_type == MULTI_LABEL and not current.choices.tune_thresholds:
+    thresholds = getattr(current.model.config, "label_thresholds", None)
+    if current.model.config.problem_type == MULTI_LABEL and not thresholds:
         limits.append("A label is given above a probability of 0.5.")
+    elif thresholds:
+        names = map(markdown_code, current.model.config.id2label.values())
+        shown = ", ".join(f"{name} {limit:.3g}" for name, limit in zip(names, thresholds, strict=True))
+        limits.append(f"Labels are given above the probabilities of `label_thresholds` in its config: {shown}.")
     if current.choices.tune_thresholds:
         count = len(current.rows["validation"])
         limits.append(f"Thresholds were tuned on {count} validation texts, so the scores there are optimistic.")

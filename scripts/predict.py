@@ -35,6 +35,13 @@ class PredictionOptions:
     annotated: bool = field(
         default=False, metadata={"help": "The file holds annotated lines 'CODE SENTENCE': label the sentences."}
     )
+    label_thresholds: str | None = field(
+        default=None,
+        metadata={
+            "help": "Probability that a label must exceed (several labels), for all or by name, as JSON: 0.4 or "
+            "'{\"joie\": 0.3}'; by default what the model's config says, else 0.5."
+        },
+    )
     batch_size: int = field(default=64, metadata={"help": "Texts of one batch on one process."})
     max_length: int | None = field(
         default=None, metadata={"help": "Tokens at most, longer texts are cut; by default what the model takes."}
@@ -51,7 +58,7 @@ def main() -> None:
     accelerator = open_inference()
     output = prepare_output(options.output_file, options.input_file)
     texts, others = load_texts_and_others(options.input_file, options.text_column, options.annotated)
-    model, tokenizer, task = load_classifier(options.model)
+    model, tokenizer, task = load_classifier(options.model, options.label_thresholds)
     rows = encode(texts, model, tokenizer, options.max_length)
     logits = predict_logits(model.to(accelerator.device), accelerator, rows, tokenizer, options.batch_size)
     values = probabilities(logits, task.problem_type)

@@ -25,7 +25,8 @@ from fratrie.training.corpora import make_rows, named_texts, read_texts, stream_
 from fratrie.training.evaluation import evaluate_loss, perplexity
 from fratrie.training.finetuning import log_from_main_process
 from fratrie.training.loop import TrainingOptions, TrainingResult, create_accelerator, train
-from fratrie.training.model_card import CardFacts, describe_hardware, write_model_card
+from fratrie.training.metrics import markdown_code
+from fratrie.training.model_card import CardFacts, describe_hardware, portable_path, write_model_card
 from fratrie.training.pretraining import (
     Corruption,
     build_model,
@@ -218,8 +219,9 @@ def _card(
     result: TrainingResult,
     sizes: dict[str, str],
 ) -> CardFacts:
-    origin = f"the checkpoint `{choices.model}`" if choices.model else "random weights"
-    source = f"The dataset {data.dataset}" if data.dataset else f"Files: {', '.join(Path(f).name for f in data.files)}"
+    origin = f"the checkpoint {markdown_code(portable_path(choices.model))}" if choices.model else "random weights"
+    files = ", ".join(markdown_code(Path(file).name) for file in data.files)
+    source = f"The dataset {markdown_code(portable_path(data.dataset))}" if data.dataset else f"Files: {files}"
     lines = [f"| {name} | {value:.6g} |" for name, value in result.metrics.items()]
     tables = {"Evaluation": "\n".join(["| metric | value |", "|---|---|", *lines])} if lines else {}
     return CardFacts(

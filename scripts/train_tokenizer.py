@@ -98,7 +98,7 @@ def _file_texts(path: Path, arguments: TokenizerArguments) -> list[str]:
             raise ValueError(f"{path}: the file is empty, expected text")
         # Line ends stay: they are characters to learn like any other.
         return text.splitlines(keepends=True)
-    texts = read_table(path).column(arguments.text_column, "--text_column")
+    texts = read_table(path).column(arguments.text_column, "text_column")
     problems: dict[str, list[int]] = {}
     for row, text in enumerate(texts, start=1):
         if not isinstance(text, str):

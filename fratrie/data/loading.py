@@ -76,12 +76,14 @@ def load_labelled(
     columns, features = _texts_and_speakers(table, text_column, group_column, problems)
     cells = table.column(label_column, "label_column")
     names = table.class_names.get(label_column) if label_names is None else _checked_names(label_names)
+    is_open = label_names is None or multi_label is None
     if label_column == "code":
         columns["code"], cells = _read_codes(cells, problems)
         features["code"] = Value("string")
         names, multi_label = names or list(LABELS), multi_label is not False
     names, columns["labels"], several = read_labels(cells, names, multi_label, problems)
-    raise_row_problems(path, problems, _advice(names, several) if any("label" in each for each in problems) else "")
+    advice = _advice(names, several, is_open) if any("label" in each for each in problems) else ""
+    raise_row_problems(path, problems, advice)
     if not names:
         raise ValueError(f"{path}: no row has a label in the column {label_column!r}")
     tell_repeats(path, columns["text"], [tuple(ids) if several else ids for ids in columns["labels"]])
@@ -199,14 +201,14 @@ def _begins_with_a_code(line: str) -> bool:
         return False
 
 
-def _advice(names: Sequence[str], several: bool) -> str:
+def _advice(names: Sequence[str], several: bool, is_open: bool) -> str:
+    """What the labels are taken for, and how to change what the caller left open."""
     if not names:
         return ""
     kind = "multi_label_classification" if several else "single_label_classification"
-    return (
-        f"known labels: {', '.join(first_of(names, 50))}; several labels a text: {'yes' if several else 'no'} "
-        f"(label_names and multi_label change this; in the scripts --label_names and --problem_type, here {kind})"
-    )
+    way_out = " (label_names and multi_label change this; in finetune.py --label_names and --problem_type, here {})"
+    known = f"known labels: {', '.join(first_of(names, 50))}; several labels a text: {'yes' if several else 'no'}"
+    return known + way_out.format(kind) * is_open
 
 
 def _finite(cell: Any) -> float:

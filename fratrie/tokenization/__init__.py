@@ -1,6 +1,6 @@
 """Tokenizers: byte-level BPE and characters, one vocabulary for three siblings, and a teaching reference."""
 
-from fratrie.tokenization.byte_level import train_byte_level_bpe
+from fratrie.tokenization.byte_level import add_words, train_byte_level_bpe
 from fratrie.tokenization.character import train_character_tokenizer
 from fratrie.tokenization.reference import train_reference_bpe
 from fratrie.tokenization.siblings import SIBLINGS, Sibling, sentinel_token_ids, with_sibling
@@ -8,6 +8,7 @@ from fratrie.tokenization.siblings import SIBLINGS, Sibling, sentinel_token_ids,
 __all__ = [
     "SIBLINGS",
     "Sibling",
+    "add_words",
     "sentinel_token_ids",
     "train_byte_level_bpe",
     "train_character_tokenizer",

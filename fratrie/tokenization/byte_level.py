@@ -3,15 +3,19 @@
 Every text comes back: encode then decode gives its NFC form, whatever its characters. The one exception
 is a text that holds a special token literally: `<mask>` in a text is the mask token (and takes the spaces
 before it), which is what fill-mask needs; `tokenizer(text, split_special_tokens=True)` reads it as text.
+
+`tokenizer.add_tokens` makes whole tokens of words, but the byte-level decoder of `tokenizers` takes the accented
+letters of such a token for bytes: «beau-père» comes back damaged, with any byte-level tokenizer. `add_words` adds
+them right.
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from fratrie.tokenization.siblings import Sibling, as_pretrained, special_tokens
+from fratrie.tokenization.siblings import Sibling, as_pretrained, is_byte_level, special_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +77,37 @@ def train_byte_level_bpe(
             min_frequency,
         )
     return as_pretrained(backend, sibling, model_max_length)
+
+
+def add_words(tokenizer: PreTrainedTokenizerFast, words: Sequence[str]) -> int:
+    """Make whole tokens of words, in place, that come back whole from a byte-level tokenizer, accents and all.
+
+    Args:
+        tokenizer: of any origin, with the byte-level decoder.
+        words: matched wherever they stand in a text.
+
+    Returns:
+        The number of new tokens, for which a model needs new embeddings (`resize_token_embeddings`).
+
+    Raises:
+        ValueError: a tokenizer of another kind, or a word whose letters stand for other bytes in the vocabulary.
+    """
+    backend = tokenizer.backend_tokenizer
+    if not is_byte_level(backend):
+        raise ValueError(f"the decoder of the tokenizer is {backend.decoder}, not byte-level: use its add_tokens")
+    bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    words = [normalizers.NFC().normalize_str(word) for word in words]
+    spelled = {word: "".join(piece for piece, _ in bytes_of.pre_tokenize_str(word)) for word in words}
+    damaged = [word for word in words if backend.decoder.decode([word]) != word]
+    own = tokenizer.get_vocab().keys() - tokenizer.added_tokens_encoder.keys()
+    for word in damaged:
+        if holder := next((token for token in own if word in token), None):
+            raise ValueError(f"the word {word!r} is spelled like bytes in the token {holder!r}: leave it out")
+    # Replaced by the letters of its bytes, a word is a token like any other to what comes behind.
+    steps = [decoders.Replace(word, spelled[word]) for word in sorted(damaged, key=len, reverse=True)]
+    added = tokenizer.add_tokens(words)
+    backend.decoder = decoders.Sequence([*steps, backend.decoder])
+    return added
 
 
 def checked_texts(texts: Iterable[str]) -> Iterator[str]:

@@ -4,10 +4,11 @@ The vocabulary is shared: one trained tokenizer serves the encoder, the decoder 
 `with_sibling` only changes what surrounds the text and on which side padding goes.
 """
 
+import json
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from tokenizers import AddedToken, Tokenizer, decoders, processors
+from tokenizers import AddedToken, Tokenizer, processors
 from transformers import PreTrainedTokenizerFast
 
 Sibling = Literal["encoder", "decoder", "seq2seq"]
@@ -109,6 +110,11 @@ def as_pretrained(
     )
 
 
+def is_byte_level(backend: Tokenizer) -> bool:
+    """Whether its tokens spell bytes: the decoder is byte-level, perhaps behind the replacements of added words."""
+    return '"type": "ByteLevel"' in json.dumps(json.loads(backend.to_str())["decoder"])
+
+
 def _template(sibling: str) -> _Template:
     if sibling not in _TEMPLATES:
         raise ValueError(f"sibling={sibling!r} is unknown: choose one of {', '.join(SIBLINGS)}")
@@ -121,7 +127,7 @@ def _post_processor(backend: Tokenizer, template: _Template) -> processors.PostP
         pair=template.pair,
         special_tokens=[(token, backend.token_to_id(token)) for token in (BOS, EOS)],
     )
-    if not isinstance(backend.decoder, decoders.ByteLevel):
+    if not is_byte_level(backend):
         return surround
     # Offsets then point at the word, not at the space that its token carries.
     trim = processors.ByteLevel(add_prefix_space=False, trim_offsets=True)

@@ -16,7 +16,10 @@ from numpy.typing import ArrayLike, NDArray
 def bootstrap_f1(
     predictions: ArrayLike, references: ArrayLike, groups: Sequence[Hashable], draws: int = 2000, seed: int = 0
 ) -> NDArray[np.float64]:
-    """F1 of every label in every draw of the groups, and the macro mean behind them; 0 where nothing is counted.
+    """F1 of every label in every draw of the groups, and the macro mean behind them.
+
+    A draw in which a label has no example says nothing of it: its F1 is NaN there, and the macro mean is that of the
+    labels which the draw holds.
 
     Args:
         predictions: indicators of one run (N, L), or of several (S, N, L), whose F1 is then averaged in each draw.
@@ -45,16 +48,32 @@ def bootstrap_f1(
     member = np.arange(len(names))[:, None] == np.array([names[name] for name in groups])
     drawn = np.random.default_rng(seed).multinomial(len(names), np.full(len(names), 1 / len(names)), size=draws)
     scores = [_f1(drawn @ (member @ (run * truth)), drawn @ (member @ (run + truth))) for run in runs]
-    by_label = np.mean(scores, axis=0)
-    return np.column_stack([by_label, by_label.mean(1)])
+    return _with_macro(np.mean(scores, axis=0), drawn @ (member @ truth))
 
 
 def f1_intervals(
     predictions: ArrayLike, references: ArrayLike, groups: Sequence[Hashable], labels: Sequence[str]
-) -> dict[str, list[float]]:
-    """The 95 % percentile interval `[low, high]` of each label's F1, and of the `macro` mean (see `bootstrap_f1`)."""
-    ends = np.quantile(bootstrap_f1(predictions, references, groups), [0.025, 0.975], axis=0).T.tolist()
-    return dict(zip([*labels, "macro"], ends, strict=True))
+) -> tuple[dict[str, list[float] | None], list[float] | None]:
+    """The 95 % percentile interval `[low, high]` of each label's F1, and of the macro mean of the labels present.
+
+    A label has the interval of the draws that hold it, `None` where none does (see `bootstrap_f1`).
+    """
+    *by_label, macro = map(_interval, bootstrap_f1(predictions, references, groups).T)
+    return dict(zip(labels, by_label, strict=True)), macro
+
+
+def _interval(draws: NDArray[np.float64]) -> list[float] | None:
+    counted = draws[~np.isnan(draws)]
+    return np.quantile(counted, [0.025, 0.975]).tolist() if len(counted) else None
+
+
+def _with_macro(by_label: NDArray[np.float64], support: NDArray[np.int64]) -> NDArray[np.float64]:
+    """F1 of labels without support as NaN, and behind them the mean of the others. Shape: (…, L) → (…, L + 1)"""
+    present = support > 0
+    total = np.where(present, by_label, 0).sum(-1, keepdims=True)
+    count = present.sum(-1, keepdims=True)
+    macro = np.where(count > 0, total / np.maximum(count, 1), np.nan)
+    return np.concatenate([np.where(present, by_label, np.nan), macro], axis=-1)
 
 
 def _f1(true_positives: NDArray[np.int64], predicted_and_true: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -89,18 +108,21 @@ def compare(
         the two and its `difference_interval`. Intervals are `[low, high]`.
 
     Raises:
-        ValueError: no baseline, or shapes that do not fit together.
+        ValueError: no baseline, a label without an example, or shapes that do not fit together.
     """
     if not baselines:
         raise ValueError("there is no baseline to compare with; give one or more")
     truth = np.asarray(references, dtype=np.int64)
     methods = [predictions, *baselines.values()]
+    missing = [label for label, count in zip(labels, truth.sum(0), strict=True) if not count]
+    if missing:
+        raise ValueError(f"no sample has the label {', '.join(map(repr, missing))}: leave it out, nothing compares it")
     points = np.array([_point_f1(method, truth) for method in methods])
     sampled = np.array([bootstrap_f1(method, truth, groups, draws, seed) for method in methods])
     best = 1 + points[1:].argmax(0)
     columns = range(len(best))
     differences = sampled[0] - sampled[best, :, columns].T
-    ends, apart = (np.quantile(values, [0.025, 0.975], axis=0).T.tolist() for values in (sampled[0], differences))
+    ends, apart = ([_interval(values) for values in table.T] for table in (sampled[0], differences))
     names = list(baselines)
     return {
         name: {
@@ -119,7 +141,7 @@ def _point_f1(predictions: ArrayLike, truth: NDArray[np.int64]) -> NDArray[np.fl
     """F1 of every label on the samples themselves, and the macro mean behind them. Shape: (L + 1,)"""
     runs = np.asarray(predictions, dtype=np.int64).reshape(-1, *truth.shape)
     by_label = np.mean([_f1((run * truth).sum(0), (run + truth).sum(0)) for run in runs], axis=0)
-    return np.append(by_label, by_label.mean())
+    return _with_macro(by_label, truth.sum(0))
 
 
 def comparison_table(comparison: Mapping[str, Mapping[str, Any]]) -> str:

@@ -26,7 +26,7 @@ from transformers.utils import logging as transformers_logging
 
 from fratrie.conversion.models import RECIPES
 
-from .metrics import MULTI_LABEL, REGRESSION, SINGLE_LABEL, ProblemType
+from .metrics import MULTI_LABEL, REGRESSION, SINGLE_LABEL, ProblemType, thresholds_by_name
 
 logger = logging.getLogger(__name__)
 
@@ -343,11 +343,17 @@ def _layer_list(body: nn.Module, count: int, option: str, neutral: str) -> str:
     return stacks[0]
 
 
-def load_classifier(folder: str | os.PathLike[str]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, Task]:
+def load_classifier(
+    folder: str | os.PathLike[str], thresholds: str | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, Task]:
     """Load a fine-tuned classifier with its tokenizer, ready to predict.
 
+    Args:
+        folder: a folder or a hub id.
+        thresholds: of the labels, in place of those that its config holds, as `thresholds_by_name` takes them.
+
     Raises:
-        ValueError: says what the folder lacks.
+        ValueError: says what the folder lacks, or which threshold does not fit.
     """
     path = check_checkpoint(folder)
     tokenizer = load_tokenizer(path)
@@ -363,4 +369,10 @@ def load_classifier(folder: str | os.PathLike[str]) -> tuple[PreTrainedModel, Pr
             f"{path} is not a fine-tuned classifier: it lacks {', '.join(sorted(info['missing_keys'])[:4])}; "
             "fine-tune it first with scripts/finetune.py"
         )
-    return model.eval(), tokenizer, Task.from_config(model.config)
+    task = Task.from_config(model.config)
+    if thresholds is not None:
+        if task.problem_type != MULTI_LABEL:
+            raise ValueError(f"--label_thresholds are for several labels a text, but the task is {task.problem_type}")
+        current = getattr(model.config, "label_thresholds", None)
+        model.config.label_thresholds = thresholds_by_name(thresholds, task.labels, current)
+    return model.eval(), tokenizer, task

@@ -132,7 +132,7 @@ class PackedRows:
     def __call__(self, batch: dict[str, list[str]]) -> Rows:
         """Columns `input_ids` and `position_ids`, at most `block_size` long."""
         end = self.tokenizer.eos_token_id
-        documents = self.tokenizer(batch["text"])["input_ids"]
+        documents = self.tokenizer(batch["text"], verbose=False)["input_ids"]
         closed = [ids if end is None or ids[-1:] == [end] else [*ids, end] for ids in documents]
         rows = pack_documents(closed, self.block_size)
         return {
@@ -151,7 +151,7 @@ class PlainRows:
 
     def __call__(self, batch: dict[str, list[str]]) -> Rows:
         """Column `input_ids`."""
-        documents = self.tokenizer(batch["text"], add_special_tokens=False)["input_ids"]
+        documents = self.tokenizer(batch["text"], add_special_tokens=False, verbose=False)["input_ids"]
         return {"input_ids": cut_documents(documents, self.block_size - self.added)}
 
 

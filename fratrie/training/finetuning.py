@@ -356,8 +356,9 @@ def score_rows(
 ) -> Scores:
     """Scores of a classifier on rows with labels, decided by the thresholds of its config.
 
-    With `groups`, who speaks in each row, the scores of several labels a text also hold `f1_interval`: how far the F1
-    of each label, and the macro mean, would move with other speakers (95 %, bootstrap).
+    With `groups`, who speaks in each row, the scores of several labels a text also hold `f1_interval` and
+    `present_macro_f1_interval`: how far the F1 of each label, and the macro mean of the labels present, would move
+    with other speakers (95 %, bootstrap).
     """
     task = Task.from_config(accelerator.unwrap_model(model).config)
     logits = predict_logits(model, accelerator, rows, tokenizer, batch_size)
@@ -366,7 +367,8 @@ def score_rows(
     scores = classification_scores(logits, targets, task.problem_type, task.labels, thresholds)
     if groups is not None and task.problem_type == MULTI_LABEL:
         decisions = decide(probabilities(logits, MULTI_LABEL), thresholds)
-        scores["f1_interval"] = f1_intervals(decisions, targets, groups, task.labels)
+        by_label, macro = f1_intervals(decisions, targets, groups, task.labels)
+        scores |= {"f1_interval": by_label, "present_macro_f1_interval": macro}
     return scores
 
 

@@ -4,9 +4,13 @@ Counting is scikit-learn's, with 0 where a ratio has no denominator. Everything 
 gathers predictions from all processes first (`accelerator.gather_for_metrics`), so each sample counts once.
 """
 
+import difflib
+import json
 import re
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any, Final, Literal
+from unicodedata import category
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -29,7 +33,8 @@ def multilabel_scores(predictions: ArrayLike, references: ArrayLike, labels: Seq
 
     Returns:
         `{"precision": {label: …}, "recall": {label: …}, "f1": {label: …}, "support": {label: …}}` with the
-        means `macro_*` (over labels) and `micro_*` (over all decisions) of the first three, and `samples`.
+        means `macro_*` (over all labels: one without an example counts 0), `present_macro_*` (over the labels that
+        have an example) and `micro_*` (over all decisions) of the first three, and `samples`.
 
     Raises:
         ValueError: shapes that differ, a value other than 0 and 1, no sample, or a wrong number of names.
@@ -145,6 +150,46 @@ def decide(probabilities: ArrayLike, thresholds: Sequence[float] | None = None) 
     return (values > limits).astype(np.int64)
 
 
+def thresholds_by_name(
+    given: str | float | Mapping[str, float], labels: Sequence[str], current: Sequence[float] | None = None
+) -> list[float]:
+    """Thresholds in the order of the labels, from one for all of them, or from a mapping of names.
+
+    Args:
+        given: a number or a mapping, or either of them as JSON: `0.4`, `{"joie": 0.3, "peur": 0.6}`.
+        labels: the L label names.
+        current: those of the labels that a mapping leaves out; 0.5 when not given.
+
+    Raises:
+        ValueError: no such form, an unknown or repeated label, or a threshold outside [0, 1].
+    """
+    form = 'give a number from 0 to 1, or such numbers by label, as in \'{"joie": 0.3, "peur": 0.6}\''
+    if isinstance(given, str):
+        try:
+            given = json.loads(given, object_pairs_hook=_without_repetition)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"label_thresholds={given!r} is not JSON ({error}): {form}") from error
+        except RecursionError as error:
+            raise ValueError(f"label_thresholds={given[:40]!r}… is too deep: {form}") from error
+    by_name = given if isinstance(given, Mapping) else dict.fromkeys(labels, given)
+    for label, value in by_name.items():
+        if label not in labels:
+            close = difflib.get_close_matches(label, labels, 1)
+            meant = f" (did you mean {close[0]!r}?)" if close else ""
+            raise ValueError(f"threshold for the unknown label {label!r}{meant}: the labels are {' '.join(labels)}")
+        if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value <= 1:
+            raise ValueError(f"the threshold {value!r} of the label {label!r} is none: {form}")
+    own = dict(zip(labels, current or [0.5] * len(labels), strict=True)) | by_name
+    return [float(own[label]) for label in labels]
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
+    if len(set(names)) < len(names):
+        raise ValueError(f"label_thresholds give a label twice: {', '.join(names)}")
+    return dict(pairs)
+
+
 def decided_labels(
     probabilities: ArrayLike,
     problem_type: ProblemType,
@@ -198,7 +243,9 @@ def _best_threshold(values: NDArray[np.float64], truth: NDArray[np.int64]) -> fl
 def scores_table(methods: Mapping[str, Scores]) -> str:
     """The scores of one or more methods as text: labels in columns, one block a measure, one row a method.
 
-    Regression scores, which have no labels, give one row a method with their values in columns.
+    Methods that were scored on other samples than the first have a row of support each. Where a label has no example,
+    the column `present` holds the macro means without it, and a line below says which labels these are. Regression
+    scores, which have no labels, give one row a method with their values in columns.
     """
     first = next(iter(methods.values()))
     if "f1" not in first:
@@ -206,19 +253,32 @@ def scores_table(methods: Mapping[str, Scores]) -> str:
         rows = [[method, *(_figure(scores[name]) for name in columns)] for method, scores in methods.items()]
         return _aligned([["Method", *columns], *rows])
     labels = list(first["f1"])
-    width = len(labels) + 3
-    rows = [
-        ["Label", *map(_one_line, labels), "macro", "micro"],
-        ["Support", *(str(first["support"][label]) for label in labels), "", ""],
-    ]
+    absent = {method: missing for method, scores in methods.items() if (missing := absent_labels(scores))}
+    means = ["macro", *["present_macro"] * bool(absent), "micro"]
+    rows = [["Label", *map(one_line, labels), *(mean.removesuffix("_macro") for mean in means)]]
+    supports = {
+        method: [*map(str, scores["support"].values()), *[""] * len(means)] for method, scores in methods.items()
+    }
+    if all(scores["support"] == first["support"] for scores in methods.values()):
+        rows.append(["Support", *next(iter(supports.values()))])
+    else:
+        rows += [["Support", *[""] * (len(rows[0]) - 1)], *([f"  {name}", *row] for name, row in supports.items())]
     for measure, title in (("precision", "Precision"), ("recall", "Recall"), ("f1", "F1")):
-        rows.append([title, *[""] * (width - 1)])
+        rows.append([title, *[""] * (len(rows[0]) - 1)])
         for method, scores in methods.items():
-            figures = [*(scores[measure][label] for label in labels)]
-            figures += [scores[f"macro_{measure}"], scores[f"micro_{measure}"]]
+            figures = [*scores[measure].values(), *(scores[f"{mean}_{measure}"] for mean in means)]
             rows.append([f"  {method}", *map(_figure, figures)])
-    accuracies = [f"Accuracy  {name}: {_figure(s['accuracy'])}" for name, s in methods.items() if "accuracy" in s]
-    return "\n".join([_aligned(rows), *accuracies])
+    notes = [f"Accuracy  {name}: {_figure(s['accuracy'])}" for name, s in methods.items() if "accuracy" in s]
+    notes += [
+        f"{method}: no example of {', '.join(map(one_line, missing))}; such a label counts 0 in macro, not in present"
+        for method, missing in absent.items()
+    ]
+    return "\n".join([_aligned(rows), *notes])
+
+
+def absent_labels(scores: Scores) -> list[str]:
+    """The labels of which the scored samples held no example: they count 0 in the macro means."""
+    return [label for label, count in scores["support"].items() if not count]
 
 
 def markdown_table(scores: Scores) -> str:
@@ -234,24 +294,41 @@ def markdown_table(scores: Scores) -> str:
 
     measures = ("precision", "recall", "f1")
     for label, count in support.items():
-        add(_code_cell(label), [scores[measure][label] for measure in measures], intervals.get(label), count)
-    for mean, interval in (("macro", intervals.get("macro")), ("micro", None)):
-        add(f"{mean} mean", [scores[f"{mean}_{measure}"] for measure in measures], interval, sum(support.values()))
+        add(
+            markdown_code(label).replace("|", "\\|"),
+            [scores[measure][label] for measure in measures],
+            intervals.get(label),
+            count,
+        )
+    means: dict[str, str] = {
+        "macro": "macro mean",
+        "present_macro": "macro mean, labels present",
+        "micro": "micro mean",
+    }
+    if absent_labels(scores):
+        shown = {"present_macro": scores.get("present_macro_f1_interval")}
+    else:
+        del means["present_macro"]
+        shown = {"macro": scores.get("present_macro_f1_interval")}
+    for mean, title in means.items():
+        add(title, [scores[f"{mean}_{measure}"] for measure in measures], shown.get(mean), sum(support.values()))
     if not intervals:
         table = [row[:4] + row[5:] for row in table]
     return "\n".join(f"| {' | '.join(row)} |" for row in table)
 
 
-def _code_cell(label: str) -> str:
-    """A label as code in a cell of a Markdown table."""
-    text = _one_line(label) or " "
+def markdown_code(name: str) -> str:
+    """A name of any characters as Markdown's code, on one line; in a table its `|` need a backslash besides."""
+    text = one_line(name) or " "
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
     padding = " " if text[0] == "`" or text[-1] == "`" else ""  # which Markdown takes off again
-    return f"{fence}{padding}{text}{padding}{fence}".replace("|", "\\|")
+    return f"{fence}{padding}{text}{padding}{fence}"
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+def one_line(text: str) -> str:
+    """The text on one line; what would steer a terminal, or no file can hold, is written as its escape."""
+    words = " ".join(text.split())
+    return "".join(c.encode("unicode_escape").decode() if category(c) in ("Cc", "Cs") else c for c in words)
 
 
 def _aligned(rows: list[list[str]]) -> str:
@@ -300,7 +377,10 @@ def _label_scores(
         for measure, values in zip(measures, by_label, strict=True)
     }
     scores["support"] = dict(zip(names, map(int, support), strict=True))
-    for mean in ("macro", "micro"):
-        means = precision_recall_fscore_support(truth, predicted, labels=indices, average=mean, zero_division=0)
-        scores |= {f"{mean}_{measure}": float(value) for measure, value in zip(measures, means[:3], strict=True)}
+    present = np.asarray(support) > 0
+    for measure, values in zip(measures, by_label, strict=True):
+        scores[f"macro_{measure}"] = float(np.mean(values))
+        scores[f"present_macro_{measure}"] = float(np.mean(values[present])) if present.any() else 0.0
+    micro = precision_recall_fscore_support(truth, predicted, labels=indices, average="micro", zero_division=0)
+    scores |= {f"micro_{measure}": float(value) for measure, value in zip(measures, micro[:3], strict=True)}
     return scores | {"samples": len(truth)}

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,13 +13,15 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from .metrics import Scores, markdown_table
+from fratrie.files import write_text
+
+from .metrics import Scores, absent_labels, markdown_code, markdown_table, one_line
 
 TEMPLATE = """---
 {{ card_data }}
 ---
 
-# {{ facts.name }}
+# {{ title }}
 
 {{ facts.summary }}
 
@@ -41,17 +44,13 @@ use = pipeline("{{ facts.task }}", model="path/to/this/folder"{{ ", top_k=None" 
 
 ## Training
 
-```
-{{ facts.command }}
-```
+{{ command }}
 
 {{ facts.hardware }}; {{ duration }}.
 
 Arguments:
 
-```json
 {{ arguments }}
-```
 
 ## Limits
 {% for limit in facts.limits %}
@@ -61,13 +60,17 @@ Arguments:
 
 INTERVALS = (
     "F1, 95 %: how far F1 would move with other respondents (rows, where the data name nobody), by a bootstrap of "
-    "2000 draws; not computed for the micro mean."
+    "2000 draws; not computed for the micro mean. Draws without a label are left out of its interval, and the macro "
+    "mean of a draw is that of the labels it holds."
 )
 
 
 @dataclass
 class CardFacts:
-    """What a card tells; every field is stated as measured or given, nothing is added."""
+    """What a card tells; every field is stated as measured or given, nothing is added.
+
+    `summary`, `data`, `tables` and `limits` are Markdown: names of the user's in them go through `markdown_code`.
+    """
 
     name: str
     task: str  # a Hugging Face pipeline tag, such as "text-classification"
@@ -85,8 +88,31 @@ class CardFacts:
 
 
 def launch_command() -> str:
-    """The command line of this process, quoted for a shell."""
-    return shlex.join(["python", *sys.argv])
+    """The command line of this process, quoted for a shell, its paths as `portable_path` tells them."""
+    return shlex.join(["python", *map(portable_path, sys.argv)])
+
+
+def portable_path(value: str) -> str:
+    """An absolute path as seen from the working directory, or its last part where it lies elsewhere.
+
+    Also behind a `--name=`; what is no absolute path comes back as it is.
+    """
+    option, equals, behind = value.partition("=")
+    if equals and not Path(option).is_absolute():
+        return f"{option}={portable_path(behind)}"
+    path = Path(os.path.normpath(value))
+    if not path.is_absolute():
+        return value
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name
+
+
+def _portable(value: Any) -> Any:
+    """The same with every absolute path in texts, lists and mappings made portable."""
+    if isinstance(value, str):
+        return portable_path(value)
+    if isinstance(value, Mapping):
+        return {name: _portable(part) for name, part in value.items()}
+    return [_portable(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def describe_hardware(processes: int = 1, device: str = "cpu") -> str:
@@ -102,23 +128,26 @@ def describe_hardware(processes: int = 1, device: str = "cpu") -> str:
 
 def model_card(facts: CardFacts) -> ModelCard:
     """Build the card from its facts."""
+    name = one_line(facts.name)
     data = ModelCardData(
         language=facts.language,
         library_name="transformers",
         pipeline_tag=facts.task,
         tags=["fratrie"],
         datasets=[facts.dataset] if facts.dataset else None,
-        model_name=facts.name if facts.scores else None,
+        model_name=name if facts.scores else None,
         eval_results=_eval_results(facts) if facts.scores else None,
     )
     duration = "duration not measured" if facts.seconds is None else f"{facts.seconds:.0f} seconds in all"
-    arguments = json.dumps(dict(facts.arguments), indent=2, ensure_ascii=False, default=str)
+    arguments = json.dumps(_portable(facts.arguments), indent=2, ensure_ascii=False, default=str)
     return ModelCard.from_template(
         data,
         template_str=TEMPLATE,
         facts=facts,
+        title=re.sub(r"([\\`*_\[\]<>&~#])", r"\\\1", name),
         duration=duration,
-        arguments=arguments,
+        command=_code_block(facts.command),
+        arguments=_code_block(arguments, "json"),
         classifies=facts.task == "text-classification",  # whose pipeline gives one label alone by default
     )
 
@@ -126,17 +155,36 @@ def model_card(facts: CardFacts) -> ModelCard:
 def write_model_card(facts: CardFacts, folder: str | os.PathLike[str]) -> Path:
     """Write the card as README.md into the folder of a checkpoint; give back its path."""
     path = Path(folder) / "README.md"
-    model_card(facts).save(path)
+    write_text(path, str(model_card(facts)))
     return path
+
+
+def _code_block(text: str, language: str = "") -> str:
+    """A text as a block of Markdown's code, whose fence is longer than any in the text."""
+    fence = "`" * (1 + max([2, *map(len, re.findall("`+", text))]))
+    lines = "\n".join(map(_printable, text.splitlines()))
+    return f"{fence}{language}\n{lines}\n{fence}"
+
+
+def _printable(line: str) -> str:
+    return re.match(r"\s*", line)[0] + one_line(line)  # type: ignore[index] # it matches every text
 
 
 def classification_tables(scores: Mapping[str, Scores]) -> dict[str, str]:
     """Per-label tables for a card, from the scores of each part («test», «validation»)."""
-    titles = {part: f"Scores on the {part} part ({s['samples']} samples)" for part, s in scores.items()}
     return {
-        titles[part]: markdown_table(s) + (f"\n\n{INTERVALS}" if "f1_interval" in s else "")
-        for part, s in scores.items()
+        f"Scores on the {part} part ({part_scores['samples']} samples)": "\n\n".join(
+            [markdown_table(part_scores), *_notes(part_scores)]
+        )
+        for part, part_scores in scores.items()
     }
+
+
+def _notes(scores: Scores) -> list[str]:
+    missing = absent_labels(scores) if "support" in scores else []
+    names = ", ".join(map(markdown_code, missing))
+    absent = f"No example of {names}: such a label counts 0 in the macro mean, and not in that of the labels present."
+    return [absent] * bool(missing) + [INTERVALS] * ("f1_interval" in scores)
 
 
 def _eval_results(facts: CardFacts) -> list[EvalResult]:

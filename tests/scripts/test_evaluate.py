@@ -1,3 +1,4 @@
+import csv
 import json
 
 import numpy as np
@@ -61,12 +62,39 @@ def test_scores_are_those_of_one_text_at_a_time(run_script, classifier, samples,
     assert f"{scores['macro_f1']:.3f}" in stdout
 
 
+def test_thresholds_are_given_by_name(run_script, classifier, samples, tmp_path):
+    output, given = tmp_path / "scores.json", ["--model", classifier, "--label_thresholds", '{"m": 0, "p": 1}']
+    code, _, stderr = run_script(
+        "evaluate.py", "--file", samples / "test.jsonl", "--output_file", output, *given
+    )  # fmt: skip
+    assert code == 0, stderr
+    recall = json.loads(output.read_text())["recall"]
+    assert recall["m"] == 1.0 and recall["p"] == 0.0 and 0 < recall["+"] < 1, "the config's for the others"
+    labelled = tmp_path / "labelled.csv"
+    code, _, stderr = run_script(
+        "predict.py", "--input_file", samples / "test.jsonl", "--output_file", labelled, *given
+    )  # fmt: skip
+    assert code == 0, stderr
+    with labelled.open(encoding="utf-8", newline="") as file:
+        decided = [row["labels"].split(",") for row in csv.DictReader(file)]
+    assert all("m" in labels and "p" not in labels for labels in decided)
+
+
+def test_a_label_that_the_texts_lack_is_told_once(run_script, classifier, tmp_path):
+    path = tmp_path / "data.csv"
+    path.write_text("text,labels\non aime ma mère,+ m\non déteste ma mère,- m\n", encoding="utf-8")
+    code, stdout, stderr = run_script("evaluate.py", "--model", classifier, "--file", path)
+    assert code == 0, stderr
+    assert (stdout + stderr).count("no example of p") == 1 and " present " in stdout.splitlines()[0]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--model", "{s}/bert"], "not a fine-tuned classifier"),
         (["--model", "{s}"], "lacks config.json, model.safetensors, tokenizer.json"),
         (["--model", "{c}"], "the data have the labels + - 0 i j f s p m a t, the model + - m p"),
+        (["--model", "{c}", "--label_thresholds", "m=0.5"], "label_thresholds='m=0.5' is not JSON"),
         (["--model", "{c}", "--file", "{s}/none.csv"], "there is no such file"),
         (["--model", "{c}", "--file", "{s}/test.jsonl", "--output_file", "{s}/test.jsonl/x"], "test.jsonl"),
         (["--model", "{c}", "--file", "{s}/test.jsonl", "--label_column", "label"], "no column 'label'"),
@@ -84,6 +112,7 @@ def test_a_label_the_model_does_not_know_is_named(run_script, classifier, tmp_pa
     path.write_text("text,labels\nma mère,m\nmon chat,t\n", encoding="utf-8")
     code, _, stderr = run_script("evaluate.py", "--model", classifier, "--file", path)
     assert code == 2 and "unknown label 't'" in stderr and "+, -, m, p" in stderr
+    assert "--" not in stderr, "the labels are the model's: no option changes them"
 
 
 def test_the_shipped_corpus_is_scored_by_default(run_script, samples, tmp_path):

@@ -99,7 +99,7 @@ def test_the_default_is_the_shipped_corpus(finetune, samples):
     assert code == 0, stderr
     metrics = read(out / "metrics.json")
     assert metrics["test"]["samples"] == 330 and metrics["test"]["support"]["j"] == 247
-    low, high = metrics["test"]["f1_interval"]["macro"]
+    low, high = metrics["test"]["present_macro_f1_interval"]
     assert low <= metrics["test"]["macro_f1"] <= high
     assert list(metrics["test"]["f1"]) == ["+", "-", "0", "i", "j", "f", "s", "p", "m", "a", "t"]
     card = ModelCard.load(out / "README.md")
@@ -199,6 +199,23 @@ def test_balanced_weights_change_the_loss_and_are_saved_in_our_config(finetune, 
     assert config["classifier_pooling"] == "first"
 
 
+def test_parts_have_their_support_and_thresholds_their_names(finetune, samples, tmp_path):
+    """Each part's support is its own; the card tells no folder of this machine."""
+    given = ["--label_thresholds", '{"m": 0, "p": 1}', "--trainable_layers", 0, "--max_steps", 1]
+    code, stdout, stderr, out = finetune(*files(samples), "--model", samples / "bert", *given)
+    assert code == 0, stderr
+    metrics = read(out / "metrics.json")
+    lines = [line.split() for line in stdout.splitlines()]
+    assert lines[1] == ["Support"]
+    for line, part in zip(lines[2:4], ("validation", "test"), strict=True):
+        assert line == [part, *map(str, metrics[part]["support"].values())]
+    assert metrics["label_thresholds"] == {"+": 0.5, "-": 0.5, "m": 0.0, "p": 1.0}
+    assert metrics["test"]["recall"]["m"] == 1.0 and metrics["test"]["recall"]["p"] == 0.0
+    card = (out / "README.md").read_text(encoding="utf-8")
+    assert str(tmp_path) not in card and str(samples) not in card
+    assert "the checkpoint `bert`" in card and "`p` 1." in card and '"output_dir": "out"' in card
+
+
 def test_without_validation_the_last_model_is_kept(finetune, samples):
     code, stdout, stderr, out = finetune(
         *files(samples), "--model", samples / "bert", "--max_steps", 2, "--validation_size", 0
@@ -222,6 +239,8 @@ def test_without_validation_the_last_model_is_kept(finetune, samples):
         (["--model", "{s}/bert", "--layer_decay", "1.5"], "layer_decay=1.5 must lie above 0"),
         (["--model", "{s}/bert", "--max_length", "100"], "max_length=100: the model takes 1 to 48 tokens"),
         (["--model", "{s}/bert", "--tune_thresholds", "--validation_size", "0"], "needs a validation part"),
+        (["--model", "{s}/bert", "--label_thresholds", '{{"q": 0.5}}'], "threshold for the unknown label 'q'"),
+        (["--model", "{s}/bert", "--label_thresholds", "1", "--tune_thresholds"], "leave one of them out"),
         (["--model", "{s}/bert", "--test_file", "{s}/test.jsonl"], "a test file without a train file"),
         (["--model", "{s}/bert", "--learning_rat", "1"], "learning_rat"),
         (["--model", "{s}/bert", "--num_train_epochs", "0"], "num_train_epochs=0.0 must be above 0"),

@@ -3,9 +3,10 @@ import unicodedata
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
-from tokenizers import normalizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import AutoTokenizer
 
-from fratrie.tokenization import train_byte_level_bpe, with_sibling
+from fratrie.tokenization import add_words, train_byte_level_bpe, train_character_tokenizer, with_sibling
 
 FRENCH = [
     "Ma mère est là, à l'hôtel ; aujourd’hui j'mange «chez elle».",
@@ -159,3 +160,46 @@ def test_with_sibling_keeps_the_round_trip():
     for sibling in ("encoder", "decoder", "seq2seq"):
         other = with_sibling(train(), sibling)
         assert other.decode(other(text).input_ids, skip_special_tokens=True) == text
+
+
+WORDS = ["beau-père", "père", "œil", "naïve", "fiancé", "grand-mère à nous", "papa", "雪"]
+
+
+def test_added_words_come_back_whole(tmp_path):
+    plain, own = train(), train()
+    plain.add_tokens(["beau-père"])
+    assert plain.decode(plain("beau-père", add_special_tokens=False).input_ids) != "beau-père", "tokenizers' own fault"
+    assert add_words(own, WORDS) == len(WORDS)
+    own.save_pretrained(tmp_path)
+    for tokenizer in (own, AutoTokenizer.from_pretrained(tmp_path), with_sibling(own, "decoder")):
+        vocabulary = tokenizer.get_vocab()
+        for text in (*WORDS, *FRENCH, "mon beau-père et sa fiancée (œil naïve), 雪! là-bas"):
+            ids = tokenizer(text, add_special_tokens=False).input_ids
+            assert tokenizer.decode(ids) == text
+        assert all(tokenizer(word, add_special_tokens=False).input_ids == [vocabulary[word]] for word in WORDS)
+    offsets = with_sibling(own, "encoder")("on dit", return_offsets_mapping=True)["offset_mapping"]
+    assert offsets == train()("on dit", return_offsets_mapping=True)["offset_mapping"]
+    assert (
+        add_words(own, ["tête-à-tête"]) == 1
+        and own.decode(own("père, tête-à-tête").input_ids[1:-1]) == "père, tête-à-tête"
+    )
+
+
+def test_a_plain_byte_level_tokenizer_damages_added_words():
+    """What `add_words` mends is not of this project's making."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    plain = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
+    plain.pre_tokenizer, plain.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    plain.add_tokens(["beau-père"])
+    assert plain.decode(plain.encode("mon beau-père").ids) == "mon beau-p\ufffdre"
+
+
+@pytest.mark.parametrize("word", ["é", "Ã©"])
+def test_words_that_are_spelled_like_bytes_are_refused(word):
+    with pytest.raises(ValueError, match=f"the word '{word}' is spelled like bytes in the token"):
+        add_words(train(), [word])
+
+
+def test_words_are_added_so_to_byte_level_tokenizers_alone():
+    with pytest.raises(ValueError, match="not byte-level: use its add_tokens"):
+        add_words(train_character_tokenizer(["mère"]), ["père"])

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import f1_score
 
-from fratrie.training.bootstrap import bootstrap_f1, compare, comparison_table
+from fratrie.training.bootstrap import bootstrap_f1, compare, comparison_table, f1_intervals
 
 
 def sample(seed=0, size=60, labels=3, groups=12):
@@ -21,8 +21,8 @@ def naive(run, truth, groups, draws, seed):
         names_drawn = [name for name, times in zip(names, counts, strict=True) for _ in range(times)]
         rows = [i for name in names_drawn for i, group in enumerate(groups) if group == name]
         by_label = f1_score(truth[rows], run[rows], average=None, zero_division=0)
-        macro = f1_score(truth[rows], run[rows], average="macro", zero_division=0)
-        scores.append([*by_label, macro])
+        by_label[~truth[rows].any(0)] = np.nan
+        scores.append([*by_label, np.nanmean(by_label)])
     return np.array(scores)
 
 
@@ -31,6 +31,30 @@ def test_draws_are_those_of_sentences_written_out():
     expected = [naive(run, truth, groups, 40, seed=3) for run in runs]
     np.testing.assert_allclose(bootstrap_f1(runs[0], truth, groups, 40, seed=3), expected[0], atol=1e-12)
     np.testing.assert_allclose(bootstrap_f1(runs, truth, groups, 40, seed=3), np.mean(expected, 0), atol=1e-12)
+
+
+def test_draws_without_a_label_say_nothing_of_it():
+    """One respondent alone uses the last label, and it is always found: a third of the draws do not hold it."""
+    _, truth, groups = sample()
+    truth[:, 2] = np.array(groups) == "r1"
+    drawn = bootstrap_f1(truth, truth, groups)
+    assert 0.3 < np.isnan(drawn[:, 2]).mean() < 0.4
+    assert np.isfinite(drawn[:, 3]).all() and drawn[:, 3].min() == 1.0
+    by_label, macro = f1_intervals(truth, truth, groups, ["a", "b", "macro"])
+    assert by_label == {"a": [1.0, 1.0], "b": [1.0, 1.0], "macro": [1.0, 1.0]} and macro == [1.0, 1.0]
+    runs = 1 - truth  # found nowhere, and given wherever it is not
+    expected = naive(runs, truth, groups, 40, seed=5)
+    np.testing.assert_allclose(bootstrap_f1(runs, truth, groups, 40, seed=5), expected)
+    assert np.isnan(expected).any()
+
+
+def test_a_label_without_an_example_has_no_interval():
+    _, truth, groups = sample()
+    truth[:, 0] = 0
+    by_label, macro = f1_intervals(truth, truth, groups, "abc")
+    assert by_label == {"a": None, "b": [1.0, 1.0], "c": [1.0, 1.0]} and macro == [1.0, 1.0]
+    with pytest.raises(ValueError, match="no sample has the label 'a'"):
+        compare(truth, {"same": truth}, truth, groups, "abc")
 
 
 def test_a_group_is_drawn_whole():

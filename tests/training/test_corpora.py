@@ -1,3 +1,4 @@
+import copy
 import itertools
 import json
 
@@ -32,6 +33,17 @@ def any_tokenizer(request):
 @pytest.fixture(scope="module")
 def tokenizer():
     return train_byte_level_bpe(TEXTS * 3, vocab_size=300, sibling="decoder", show_progress=False)
+
+
+@pytest.mark.parametrize("maker", [SentenceRows, PackedRows, PlainRows])
+def test_texts_that_are_cut_anyway_raise_no_alarm(maker, any_tokenizer):
+    """Hugging Face warns once a tokenizer of a text beyond its length, and notes that it did."""
+    tokenizer = copy.copy(any_tokenizer)
+    tokenizer.model_max_length, tokenizer.deprecation_warnings = 4, {}
+    rows = maker(tokenizer, 8)({"text": TEXTS})
+    assert max(map(len, rows["input_ids"])) <= 8 and not tokenizer.deprecation_warnings
+    tokenizer(TEXTS[-1])
+    assert tokenizer.deprecation_warnings, "the note that the test looks at"
 
 
 @given(DOCUMENTS, st.integers(1, 32))

@@ -18,6 +18,7 @@ from fratrie.training.metrics import (
     regression_scores,
     scores_table,
     single_label_scores,
+    thresholds_by_name,
     tune_thresholds,
 )
 
@@ -59,6 +60,8 @@ def test_multilabel_scores_equal_a_naive_count(pair):
     assert scores["micro_recall"] == pytest.approx(ratio(hits, support))
     assert scores["micro_f1"] == pytest.approx(ratio(2 * hits, chosen + support))
     assert scores["macro_f1"] == pytest.approx(sum(f1) / len(f1))
+    present = [value for value, column in zip(f1, truth.T, strict=True) if column.any()]
+    assert scores["present_macro_f1"] == pytest.approx(ratio(sum(present), len(present)))
     assert scores["samples"] == len(truth)
 
 
@@ -170,6 +173,69 @@ def test_table_has_labels_in_columns_and_one_row_a_method():
     assert len({len(line) for line in lines if line[0] == " "}) == 1
 
 
+def test_table_has_the_support_of_every_part():
+    validation, test = [[1, 0], [1, 0], [0, 1]], [[1, 1], [0, 1]]
+    table = scores_table({"validation": multilabel_scores(validation, validation, ["a", "b"]),
+                          "test": multilabel_scores(test, test, ["a", "b"])})  # fmt: skip
+    lines = table.splitlines()
+    assert [line.split() for line in lines[1:4]] == [["Support"], ["validation", "2", "1"], ["test", "1", "2"]]
+
+
+def test_a_label_without_example_is_told_once_and_the_mean_without_it_stands_beside():
+    truth = np.array([[1, 0, 0], [0, 1, 0]])
+    scores = multilabel_scores(truth, truth, ["joie", "colère", "peur"])
+    assert (scores["macro_f1"], scores["present_macro_f1"]) == (pytest.approx(2 / 3), 1.0)
+    table = scores_table({"test": scores})
+    lines = table.splitlines()
+    assert lines[0].split() == ["Label", "joie", "colère", "peur", "macro", "present", "micro"]
+    assert lines[-2].split() == ["test", "1.000", "1.000", "0.000", "0.667", "1.000", "1.000"]
+    assert lines[-1] == "test: no example of peur; such a label counts 0 in macro, not in present"
+    assert table.count("no example") == 1
+    scores |= {"f1_interval": {"joie": [0.5, 1.0], "colère": None}, "present_macro_f1_interval": [0.25, 1.0]}
+    rows = metrics.markdown_table(scores).splitlines()
+    assert rows[3] == "| `colère` | 1.000 | 1.000 | 1.000 |  | 1 |"
+    assert rows[5] == "| macro mean | 0.667 | 0.667 | 0.667 |  | 2 |"
+    assert rows[6] == "| macro mean, labels present | 1.000 | 1.000 | 1.000 | 0.250 to 1.000 | 2 |"
+
+
+def test_a_class_without_example_counts_in_one_macro_mean_only():
+    scores = single_label_scores([0, 1, 2], [0, 1, 1], ["a", "b", "c"])
+    assert scores["macro_recall"] == pytest.approx(0.5) and scores["present_macro_recall"] == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("0.4", [0.4, 0.4, 0.4]),
+        ('{"joie": 0.3, "peur": 1}', [0.3, 0.2, 1.0]),
+        ({"colère": 0}, [0.1, 0.0, 0.3]),
+        (0.7, [0.7, 0.7, 0.7]),
+        ("{}", [0.1, 0.2, 0.3]),
+    ],
+)
+def test_thresholds_are_given_by_name(given, expected):
+    assert thresholds_by_name(given, ["joie", "colère", "peur"], [0.1, 0.2, 0.3]) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("joie=0.3", "'joie=0.3' is not JSON .*give a number from 0 to 1"),
+        ('{"jioe": 0.3}', "unknown label 'jioe' .did you mean 'joie'"),
+        ('{"joie": 0.3, "joie": 0.4}', "a label twice: joie, joie"),
+        ('{"joie": "0.3"}', "'0.3' of the label 'joie'"),
+        ('{"joie": true}', "True of the label"),
+        ("NaN", "nan of the label"),
+        ("1.5", "1.5 of the label"),
+        ("[0.3]", r"\[0.3\] of the label"),
+        ("[" * 100_000, "too deep"),
+    ],
+)
+def test_thresholds_that_are_none_are_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        thresholds_by_name(given, ["joie", "peur"])
+
+
 def test_table_of_accuracy_and_of_regression():
     assert "Accuracy  model: 0.500" in scores_table({"model": single_label_scores([0, 1], [0, 0])})
     assert scores_table({"model": regression_scores([1.0, 2.0], [1.0, 3.0])}).splitlines()[1].split() == [
@@ -178,10 +244,10 @@ def test_table_of_accuracy_and_of_regression():
 
 
 def test_markdown_table_has_one_row_a_label_and_two_means():
-    lines = metrics.markdown_table(multilabel_scores([[1, 1]], [[1, 0]], ["|", "b"])).splitlines()
+    lines = metrics.markdown_table(multilabel_scores([[1, 0]], [[1, 1]], ["|", "b"])).splitlines()
     assert lines[2] == "| `\\|` | 1.000 | 1.000 | 1.000 | 1 |"
-    assert lines[3] == "| `b` | 0.000 | 0.000 | 0.000 | 0 |"
-    assert lines[4].startswith("| macro mean | 0.500") and lines[5].startswith("| micro mean | 0.500 | 1.000")
+    assert lines[3] == "| `b` | 0.000 | 0.000 | 0.000 | 1 |"
+    assert lines[4].startswith("| macro mean | 0.500") and lines[5].startswith("| micro mean | 1.000 | 0.500")
 
 
 @pytest.mark.parametrize(
@@ -192,10 +258,12 @@ def test_markdown_table_has_one_row_a_label_and_two_means():
         ("`a``", "``` `a`` ```"),
         ("", "` `"),
         ("|`", "`` \\|` ``"),
+        ("a\x1b[31mb\ud800", "`a\\x1b[31mb\\ud800`"),
+        ("👨\u200d👩\u200d👧", "`👨\u200d👩\u200d👧`"),
     ],
 )
 def test_labels_of_any_characters_keep_to_their_cell(label, cell):
-    scores = multilabel_scores([[1, 1]], [[1, 0]], [label, "b"])
+    scores = multilabel_scores([[1, 1]], [[1, 1]], [label, "b"])
     lines = metrics.markdown_table(scores).splitlines()
     assert lines[2] == f"| {cell} | 1.000 | 1.000 | 1.000 | 1 |"
     assert len(lines) == 6
@@ -203,14 +271,15 @@ def test_labels_of_any_characters_keep_to_their_cell(label, cell):
 
 
 def test_markdown_table_shows_the_intervals_that_there_are():
-    scores = multilabel_scores([[1, 1]], [[1, 0]], ["macro", "b"])  # a label may be called like a mean
+    scores = multilabel_scores([[1, 0]], [[1, 1]], ["macro", "b"])  # a label may be called like a mean
     assert "95 %" not in metrics.markdown_table(scores)
-    scores["f1_interval"] = {"b": [0.0, 0.25], "macro": [0.125, 0.5]}
+    scores |= {"f1_interval": {"macro": [0.5, 0.75], "b": [0.0, 0.25]}, "present_macro_f1_interval": [0.125, 0.5]}
     lines = metrics.markdown_table(scores).splitlines()
     assert lines[0] == "| label | precision | recall | F1 | F1, 95 % | support |"
-    assert lines[3] == "| `b` | 0.000 | 0.000 | 0.000 | 0.000 to 0.250 | 0 |"
-    assert lines[4] == "| macro mean | 0.500 | 0.500 | 0.500 | 0.125 to 0.500 | 1 |"
-    assert lines[5] == "| micro mean | 0.500 | 1.000 | 0.667 |  | 1 |"
+    assert lines[2] == "| `macro` | 1.000 | 1.000 | 1.000 | 0.500 to 0.750 | 1 |"
+    assert lines[3] == "| `b` | 0.000 | 0.000 | 0.000 | 0.000 to 0.250 | 1 |"
+    assert lines[4] == "| macro mean | 0.500 | 0.500 | 0.500 | 0.125 to 0.500 | 2 |"
+    assert lines[5].startswith("| micro mean | ") and lines[5].endswith(" |  | 2 |")
 
 
 LOAD = f"""

@@ -17,7 +17,8 @@ Args:
     labels: the names of the labels; their positions when not given.
 Returns:
     precision, recall, f1, support: a dictionary by label.
-    macro_precision, macro_recall, macro_f1, micro_precision, micro_recall, micro_f1: means.
+    macro_precision, macro_recall, macro_f1: means over all labels; present_macro_…: over those with an example.
+    micro_precision, micro_recall, micro_f1: means over all decisions.
     samples: how many were counted.
 """
 
