@@ -10,7 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
-from fratrie.data.text_files import existing_file
+from fratrie.data.text_files import ENCODING_ADVICE, existing_file
 
 LABELS = ("+", "-", "0", "i", "j", "f", "s", "p", "m", "a", "t")
 VALENCES = LABELS[:4]
@@ -200,11 +200,10 @@ def _lines(data: bytes, encoding: str) -> Iterator[tuple[int, str, str | None]]:
         try:
             data = data.decode(encoding).encode()
         except UnicodeError as error:
-            yield 1, "", f"the file is not {encoding}: {error}"
+            yield 1, "", f"the file is not {encoding} ({error}): {ENCODING_ADVICE}"
             return
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        reason = "the file is UTF-16, expected UTF-8: save it as UTF-8, or say --encoding utf-16"
-        yield 1, data[:2].decode("latin-1"), reason
+        yield 1, data[:2].decode("latin-1"), f"the file is UTF-16, expected UTF-8: {ENCODING_ADVICE}"
         return
     start = len(codecs.BOM_UTF8) if data.startswith(codecs.BOM_UTF8) else 0
     for number, raw in enumerate(data[start:].split(b"\n"), start=1):
@@ -213,8 +212,7 @@ def _lines(data: bytes, encoding: str) -> Iterator[tuple[int, str, str | None]]:
             yield number, line.decode(), None
         except UnicodeDecodeError as error:
             reason = f"byte 0x{line[error.start]:02x} at offset {start + error.start} is not UTF-8, "
-            reason += "expected UTF-8: save it as UTF-8, or name its encoding (--encoding)"
-            yield number, line.decode(errors="backslashreplace"), reason
+            yield number, line.decode(errors="backslashreplace"), f"{reason}expected UTF-8: {ENCODING_ADVICE}"
         start += len(raw) + 1
 
 

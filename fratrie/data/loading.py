@@ -157,7 +157,15 @@ def load_texts_and_others(
     return texts, {name: cells for name, cells in table.columns.items() if name != text_column}
 
 
-def texts_to_label(path: str | PathLike[str], texts: Sequence[Any]) -> list[int]:
+def load_nonempty_texts(
+    path: str | PathLike[str], text_column: str = "text", annotated: bool = False, form: TextFormat = UTF8
+) -> list[str]:
+    """Read texts as `load_texts` does, but leave empty cells out and log their rows."""
+    texts, _ = load_texts_and_others(path, text_column, annotated, form)
+    return [texts[place] for place in places_of_texts(path, texts)]
+
+
+def places_of_texts(path: str | PathLike[str], texts: Sequence[Any]) -> list[int]:
     """The places of the texts that a model can read; those of empty cells are left out, and logged.
 
     Raises:
@@ -172,7 +180,7 @@ def texts_to_label(path: str | PathLike[str], texts: Sequence[Any]) -> list[int]
         raise ValueError(f"{path}: all {len(texts)} texts are empty")
     if empty:
         rows = shown_rows([row + 1 for row in empty])
-        logger.warning("%s: %d empty text(s) get no label (%s, counted without a header)", path, len(empty), rows)
+        logger.warning("%s: %d empty text(s) are left out (%s, counted without a header)", path, len(empty), rows)
     return places
 
 

@@ -56,7 +56,7 @@ def read_table(path: str | PathLike[str], form: TextFormat = UTF8) -> Table:
         OSError: the file is missing or cannot be read.
     """
     path = existing_file(path)
-    table = _READERS[_table_kind(path)](path, form)
+    table = _READERS[table_kind(path)](path, form)
     if not any(table.columns.values()):
         raise ValueError(f"{path}: the file holds no rows")
     return table
@@ -68,7 +68,7 @@ def stream_column(path: str | PathLike[str], column: str, form: TextFormat = UTF
     Raises as `read_table`, when it comes to the wrong row; for json, the first row says which columns there are.
     """
     path = existing_file(path)
-    kind = _table_kind(path)
+    kind = table_kind(path)
     if kind == ".parquet":
         yield from _stream_parquet(path, column)
     elif kind in (".csv", ".tsv"):
@@ -94,7 +94,8 @@ def shown_rows(rows: Sequence[int], most: int = 20) -> str:
     return f"{'row' if len(rows) == 1 else 'rows'} {shown}{more}"
 
 
-def _table_kind(path: Path) -> str:
+def table_kind(path: Path) -> str:
+    """The extension of a file of rows; a ValueError for any other."""
     kind = path.suffix.lower()
     if kind not in _READERS:
         raise ValueError(

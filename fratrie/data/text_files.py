@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TextIO
 
 _MARK = "\ufeff"
-_WAY_OUT = "save the file as UTF-8, or name its encoding by encoding (--encoding cp1252, --encoding utf-16, …)"
+ENCODING_ADVICE = "save the file as UTF-8, or name its encoding by encoding (--encoding cp1252, --encoding utf-16, …)"
 
 
 @dataclass(frozen=True)
@@ -103,17 +103,17 @@ def checked_lines(lines: Iterable[str], path: str | PathLike[str]) -> Iterator[s
 
 
 def _nul(path: str | PathLike[str], line: int) -> ValueError:
-    return ValueError(f"{path}, line {line}: a NUL, which no text holds; is the file of another encoding? {_WAY_OUT}")
+    return ValueError(f"{path}, line {line}: a NUL, which no text holds: {ENCODING_ADVICE}")
 
 
 def _wrong_encoding(path: str | PathLike[str], encoding: str, data: bytes, error: UnicodeError) -> ValueError:
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return ValueError(f"{path}: the file is UTF-16: {_WAY_OUT}")
+        return ValueError(f"{path}: the file is UTF-16: {ENCODING_ADVICE}")
     name = "UTF-8" if codecs.lookup(encoding).name == "utf-8" else encoding
     if not isinstance(error, UnicodeDecodeError):
-        return ValueError(f"{path} is not {name}: {_WAY_OUT}")
+        return ValueError(f"{path} is not {name}: {ENCODING_ADVICE}")
     wrong = f"byte 0x{error.object[error.start]:02x}"
     if not data:
-        return ValueError(f"{path}: {wrong} is not {name}: {_WAY_OUT}")
+        return ValueError(f"{path}: {wrong} is not {name}: {ENCODING_ADVICE}")
     line = data.count(b"\n", 0, error.start) + 1
-    return ValueError(f"{path}, line {line}: {wrong} at offset {error.start} is not {name}: {_WAY_OUT}")
+    return ValueError(f"{path}, line {line}: {wrong} at offset {error.start} is not {name}: {ENCODING_ADVICE}")
