@@ -130,7 +130,8 @@ def script(name: str, **options: Any) -> None:
 
 def train_tokenizer(folder: Path) -> None:
     """A byte-level BPE on the training sentences."""
-    script("train_tokenizer", files=TRAIN_TEXTS, annotated=True, vocab_size=2000, output_dir=folder / "tokenizer")
+    script("train_tokenizer", files=TRAIN_TEXTS, annotated=True, vocab_size=2000, output_dir=folder / "tokenizer",
+           overwrite=True)  # fmt: skip
 
 
 def pretrain(folder: Path) -> None:
@@ -223,7 +224,7 @@ def label_new_sentences(folder: Path) -> None:
 def write_words(folder: Path) -> None:
     """A tiny decoder continues sentences."""
     script("train_tokenizer", files=TRAIN_TEXTS, annotated=True, vocab_size=1000, sibling="decoder",
-           output_dir=folder / "decoder_tokenizer")  # fmt: skip
+           output_dir=folder / "decoder_tokenizer", overwrite=True)  # fmt: skip
     script(
         "pretrain",
         objective="clm",

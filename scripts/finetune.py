@@ -11,7 +11,7 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import numpy as np
 from accelerate import Accelerator
@@ -19,7 +19,6 @@ from datasets import DatasetDict
 from torch.utils.data import Dataset
 from transformers import (
     DataCollatorWithPadding,
-    HfArgumentParser,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     set_seed,
@@ -73,6 +72,7 @@ from fratrie.training.model_card import (
     portable_path,
     write_model_card,
 )
+from fratrie.training.options import read_options
 from fratrie.training.pretraining import new_config
 
 logger = logging.getLogger("fratrie.finetune")
@@ -207,8 +207,7 @@ class Run:
 
 def main() -> None:
     """Load, train, score, and leave a complete folder behind."""
-    parser = HfArgumentParser((DataOptions, ModelOptions, FinetuningOptions), description=__doc__, allow_abbrev=False)
-    data, choices, options = cast(Any, parser.parse_args_into_dataclasses())
+    data, choices, options = read_options(__doc__, DataOptions, ModelOptions, FinetuningOptions)
     _check_options(data, choices, options)
     with open_run(options) as accelerator:
         log_from_main_process(accelerator)

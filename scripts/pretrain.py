@@ -10,12 +10,12 @@ import json
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Literal, TypeAlias, cast
 
 import datasets
 from accelerate import Accelerator
 from torch.utils.data import Dataset
-from transformers import HfArgumentParser, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from fratrie.export import export_code, require_own_class
 from fratrie.files import write_json
@@ -28,6 +28,7 @@ from fratrie.training.fingerprint import fingerprint_files, fingerprint_rows
 from fratrie.training.loop import TrainingOptions, TrainingResult, open_run, train
 from fratrie.training.metrics import markdown_code
 from fratrie.training.model_card import CardFacts, describe_hardware, portable_path, write_model_card
+from fratrie.training.options import ReadingOptions, read_options
 from fratrie.training.pretraining import (
     Corruption,
     build_model,
@@ -43,13 +44,13 @@ SIBLINGS = {"mlm": "encoder", "clm": "decoder", "denoise": "seq2seq"}
 AnyDataset: TypeAlias = datasets.Dataset | datasets.IterableDataset
 
 
-@dataclass
-class DataOptions:
+@dataclass(kw_only=True)
+class DataOptions(ReadingOptions):
     """Which texts to learn from."""
 
     files: list[str] = field(
         default_factory=list,
-        metadata={"help": "Texts: .txt (one a line), .csv, .tsv, .json, .jsonl or .parquet files, UTF-8."},
+        metadata={"help": "Texts: .txt (one a line), .csv, .tsv, .json, .jsonl or .parquet files."},
     )
     validation_files: list[str] = field(
         default_factory=list, metadata={"help": "Texts to evaluate on; by default a part of the training texts."}
@@ -59,9 +60,6 @@ class DataOptions:
     )
     annotated: bool = field(
         default=False, metadata={"help": "The .txt files hold annotated lines 'CODE SENTENCE': take the sentences."}
-    )
-    text_column: str = field(
-        default="text", metadata={"help": "Column that holds the text, in everything but .txt files."}
     )
     dataset: str | None = field(
         default=None,
@@ -116,8 +114,7 @@ class PretrainingOptions(TrainingOptions):
 
 def main() -> None:
     """Load, train, evaluate, and leave a complete folder behind."""
-    parser = HfArgumentParser((DataOptions, ModelOptions, PretrainingOptions), description=__doc__)
-    data, choices, options = cast(Any, parser.parse_args_into_dataclasses())
+    data, choices, options = read_options(__doc__, DataOptions, ModelOptions, PretrainingOptions)
     _check_options(data, choices)
     with open_run(options) as accelerator:
         _pretrain(data, choices, options, accelerator)
@@ -196,11 +193,12 @@ def _texts(data: DataOptions, seed: int) -> dict[str, AnyDataset]:
     if data.dataset:
         texts = named_texts(data.dataset, data.dataset_config, data.dataset_split, data.text_column, data.streaming)
     elif data.streaming:
-        texts = stream_texts(data.files, data.text_column)
+        texts = stream_texts(data.files, data.text_column, data.text_format())
     else:
-        texts = read_texts(data.files, data.text_column, data.annotated)
+        texts = read_texts(data.files, data.text_column, data.annotated, data.text_format())
     if data.validation_files:
-        return {"train": texts, "validation": read_texts(data.validation_files, data.text_column, data.annotated)}
+        held_out = read_texts(data.validation_files, data.text_column, data.annotated, data.text_format())
+        return {"train": texts, "validation": held_out}
     if isinstance(texts, datasets.IterableDataset) or not data.validation_split:
         return {"train": texts}
     if len(texts) < 2:

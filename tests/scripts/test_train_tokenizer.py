@@ -21,7 +21,7 @@ def train(tmp_path, monkeypatch, capsys):
     """Runs the script in this process; gives the saved tokenizer, or exit code and both streams."""
 
     def call(*arguments, output=tmp_path / "tokenizer"):
-        command = [str(SCRIPT), "--output_dir", str(output), *map(str, arguments)]
+        command = [str(SCRIPT), "--overwrite", "--output_dir", str(output), *map(str, arguments)]
         if "character" not in arguments and "--vocab_size" not in arguments:
             command += ["--vocab_size", "300"]
         monkeypatch.setattr(sys, "argv", command)
@@ -127,11 +127,10 @@ WRONG = {
     "blank.txt": (" \n\n", [], "blank.txt: the file is empty"),
     "latin.txt": ("père".encode("latin-1"), [], "byte 0xe8 at offset 1 is not UTF-8"),
     "latin.csv": ("text\npère\n".encode("latin-1"), [], "line 2: byte 0xe8"),
-    "column.csv": ("a,b\nx,y\n", [], "no column 'text'; its columns are 'a', 'b': pick one by --text_column"),
-    "null.jsonl": ('{"text": "a"}\n{"text": null}\n', [], "row 2: None is not a text"),
-    "number.jsonl": ('{"text": 3}\n', [], "row 1: 3 is not a text"),
+    "column.csv": ("a,b\nx,y\n", [], "no column 'text'; its columns are 'a', 'b': pick one by text_column (--text_c"),
+    "number.jsonl": ('{"text": "a"}\n{"text": 3}\n', [], "row 2: the text is 3, expected a string"),
     "rows.csv": ("text\n", [], "holds no rows"),
-    "blank.csv": ('text\n" "\n', [], "corpus is empty"),
+    "blank.csv": ('text\n" "\n', [], "all 1 texts are empty"),
     "codes.txt": ("maman\n", ["--annotated"], "codes.txt, line 1"),
     "small.txt": ("maman\n", ["--vocab_size", "259"], "vocab_size=259 is too small: it takes at least 260"),
     "kind.txt": ("maman\n", ["--kind", "character", "--vocab_size", "50"], "--vocab_size has no meaning"),
@@ -169,7 +168,7 @@ def test_what_is_wrong_with_a_dataset_is_one_message(train, tmp_path):
     (tmp_path / "split").mkdir()
     write(tmp_path / "split" / "a.jsonl", '{"text": "a"}\n')
     for arguments, message in [
-        (("column",), "no column 'text'; its columns are 'sentence': pick one by --text_column"),
+        (("column",), "no column 'text'; its columns are 'sentence': pick one by text_column (--text_column)"),
         (("broken",), "JSON"),
         (("split", "--dataset_split", "dev"), "dev"),
     ]:

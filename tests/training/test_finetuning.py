@@ -138,7 +138,7 @@ def test_texts_of_nobody_are_split_by_row(tmp_path):
     assert list(again["train"]["text"]) != list(parts["train"]["text"])
     with pytest.raises(ValueError, match=r"validation_size=1\.5 of 10 rows"):
         load_parts(DataOptions(train_file=path, validation_size=1.5))
-    single = write_rows(tmp_path / "one.jsonl", rows[:1])
+    single = write_rows(tmp_path / "one.jsonl", [{"text": "texte", "labels": ["a", "b"]}])
     with pytest.raises(ValueError, match="one row cannot be split"):
         load_parts(DataOptions(train_file=single))
 
@@ -159,7 +159,7 @@ def test_real_values_are_read_for_regression(tmp_path):
     assert task_of(data.features).problem_type == REGRESSION
     assert list(data["labels"]) == [0.5, 2.0] and list(data["respondent"]) == ["a", "b"]
     wrong = write_rows(tmp_path / "w.jsonl", [*rows, {"text": "z", "score": "high", "who": "c"}])
-    with pytest.raises(ValueError, match="a number in 'score'; row 3: 'high'"):
+    with pytest.raises(ValueError, match="row 3: 'high', expected a number in 'score'"):
         read_labelled(wrong, **columns)
 
 
@@ -273,7 +273,7 @@ def test_an_output_that_cannot_be_written_fails_before_the_work(tmp_path):
     assert path.parent.is_dir() and not path.exists()
     kept = tmp_path / "kept.json"
     kept.write_text("1")
-    assert prepare_output(kept).read_text() == "1"
+    assert prepare_output(kept, overwrite=True).read_text() == "1"
     for wrong in (tmp_path, kept / "below.json"):
         with pytest.raises(OSError, match=os.path.basename(wrong.parent if wrong.parent == kept else wrong)):
             prepare_output(wrong)
