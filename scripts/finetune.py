@@ -25,6 +25,7 @@ from transformers import (
 )
 from transformers.utils import CONFIG_NAME
 
+from fratrie.checkpoints import MOST_LAYERS
 from fratrie.export import export_code, require_own_class
 from fratrie.files import write_json
 from fratrie.training.classifiers import (
@@ -72,7 +73,7 @@ from fratrie.training.model_card import (
     portable_path,
     write_model_card,
 )
-from fratrie.training.options import read_options
+from fratrie.training.options import check_ranges, read_options
 from fratrie.training.pretraining import new_config
 
 logger = logging.getLogger("fratrie.finetune")
@@ -248,6 +249,9 @@ def _compared(current: Run) -> dict[str, Any]:
 
 
 def _check_options(data: DataOptions, choices: ModelOptions, options: FinetuningOptions) -> None:
+    check_ranges(data, {"validation_size": (0, 0.999999), "max_length": (1, 10**6)})
+    check_ranges(choices, {"classifier_hidden_sizes": (1, 10**6), "trainable_layers": (-1, MOST_LAYERS)})
+    check_ranges(options, {"layer_decay": (0, 1), "head_learning_rate": (0, 1000)})
     new = choices.model_type or choices.config
     if bool(choices.model) == bool(new):
         raise ValueError("give either --model (a checkpoint to go on from), or --model_type or --config (a new model)")

@@ -28,7 +28,7 @@ from fratrie.training.fingerprint import fingerprint_files, fingerprint_rows
 from fratrie.training.loop import TrainingOptions, TrainingResult, open_run, train
 from fratrie.training.metrics import markdown_code
 from fratrie.training.model_card import CardFacts, describe_hardware, portable_path, write_model_card
-from fratrie.training.options import ReadingOptions, read_options
+from fratrie.training.options import ReadingOptions, check_ranges, read_options
 from fratrie.training.pretraining import (
     Corruption,
     build_model,
@@ -168,8 +168,10 @@ def _check_options(data: DataOptions, choices: ModelOptions) -> None:
         raise ValueError("give either --files or --dataset, the texts to learn from")
     if data.annotated and (data.dataset or data.streaming):
         raise ValueError("--annotated is for local files that are loaded: leave out --dataset and --streaming")
-    if not 0 <= data.validation_split < 1:
-        raise ValueError(f"validation_split={data.validation_split} must be at least 0 and below 1")
+    check_ranges(data, {"validation_split": (0, 0.999999)})
+    check_ranges(
+        choices, {"block_size": (1, 10**6), "mask_probability": (0, 0.999999), "mean_span_length": (1, 10**6)}
+    )
     if not choices.tokenizer and not choices.model:
         raise ValueError("a new model needs --tokenizer: train one with scripts/train_tokenizer.py")
     if choices.model and (choices.config or choices.config_overrides or choices.model_type):

@@ -1,5 +1,6 @@
 """Sentence classifiers of any Hugging Face family: built, loaded, weighted and frozen for fine-tuning."""
 
+import copy
 import logging
 import os
 import re
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import psutil
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import StrictDataclassError
@@ -24,6 +26,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from fratrie.checkpoints import WEIGHTS, WEIGHTS_INDEX, check_config, check_files, check_weights, read_json
 from fratrie.conversion.models import RECIPES
 from fratrie.data.hub import may_be_hub_id
 
@@ -31,7 +34,6 @@ from .metrics import MULTI_LABEL, REGRESSION, SINGLE_LABEL, ProblemType, thresho
 
 logger = logging.getLogger(__name__)
 
-_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 TOKENIZER_FILES = (
     "tokenizer.json",
     "vocab.txt",
@@ -40,7 +42,18 @@ TOKENIZER_FILES = (
     "spiece.model",
     "tokenizer.model",
 )
-LOADING_ERRORS = (RuntimeError, KeyError, TypeError, AttributeError, SafetensorError, StrictDataclassError)
+# What libraries raise at a damaged folder, beside the ValueError and OSError that end a script with a message.
+LOADING_ERRORS = (
+    RuntimeError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    MemoryError,
+    ImportError,
+    SafetensorError,
+    StrictDataclassError,
+)
 
 
 @dataclass(frozen=True)
@@ -52,9 +65,17 @@ class Task:
 
     @classmethod
     def from_config(cls, config: PreTrainedConfig) -> "Task":
-        """Read the task off a config; no problem type means regression for one output, else one label."""
+        """Read the task off a config; no problem type means regression for one output, else one label.
+
+        Raises:
+            ValueError: its id2label does not name the outputs 0, 1, 2, … by a label each.
+        """
         names = cast(dict[int, str], config.id2label)
+        if not names or set(names) != set(range(len(names))):
+            raise ValueError(f"id2label names the outputs {[*names][:12]}, expected each from 0 to {len(names) - 1}")
         labels = [names[i] for i in range(len(names))]
+        if wrong := next((label for label in labels if not isinstance(label, str) or labels.count(label) > 1), None):
+            raise ValueError(f"id2label holds {wrong!r} more than once, or as no text: name each output by itself")
         return cls(config.problem_type or (REGRESSION if len(labels) == 1 else SINGLE_LABEL), labels)
 
 
@@ -88,11 +109,11 @@ def check_checkpoint(name: str | os.PathLike[str], tokenizer: bool = True) -> Pa
         tokenizer: whether there must be one.
 
     Raises:
-        ValueError: says what is missing.
+        ValueError: says what is missing or damaged.
     """
     path = find_checkpoint(name)
     missing = [] if (path / "config.json").is_file() else ["config.json"]
-    if not any((path / name).is_file() for name in _WEIGHTS):
+    if not any((path / name).is_file() for name in (WEIGHTS, WEIGHTS_INDEX)):
         pickled = (path / "pytorch_model.bin").is_file()
         way_out = (
             " (pytorch_model.bin is pickled and not read: in Python, from_pretrained(…, use_safetensors=False) of its "
@@ -103,6 +124,8 @@ def check_checkpoint(name: str | os.PathLike[str], tokenizer: bool = True) -> Pa
         missing.append("tokenizer.json")
     if missing:
         raise ValueError(f"{path} is not a complete checkpoint: it lacks {', '.join(missing)}")
+    check_files(path)
+    check_weights(path)
     return path
 
 
@@ -115,10 +138,19 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> PreTrainedTokenizerBase:
     path = Path(folder)
     if not any((path / name).is_file() for name in TOKENIZER_FILES):
         raise ValueError(f"{path} holds no tokenizer (tokenizer.json); train one with scripts/train_tokenizer.py")
+    check_files(path)
+    config = path / "config.json"  # which is read for the tokenizer's class
+    if config.is_file():
+        check_config(read_json(config), config)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        tokenizer(["a", "b c"])
     except Exception as error:  # the tokenizers library raises bare exceptions
-        raise ValueError(f"the tokenizer in {path} cannot be read: {error}") from error
+        if config.is_file():
+            load_config(path)  # which says so where the config is to blame
+        raise ValueError(f"the tokenizer in {path} cannot be read: {reason_of(error)}") from error
+    if not (isinstance(length := tokenizer.model_max_length, int | float) and length >= 1):
+        raise ValueError(f"{path / 'tokenizer_config.json'}: model_max_length={length!r}, expected a number of tokens")
     if tokenizer.pad_token_id is None:
         raise ValueError(
             f"the tokenizer in {path} has no pad token, so texts of different length cannot share a batch: "
@@ -131,13 +163,35 @@ def load_config(folder: str | os.PathLike[str]) -> PreTrainedConfig:
     """Load the config of a folder.
 
     Raises:
-        ValueError: an unknown model type or field, or fields that contradict one another.
+        ValueError: no JSON, an unknown model type or field, or fields that contradict one another.
         OSError: there is none.
     """
+    file = Path(folder) / "config.json"
+    check_config(read_json(file), file)
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True)
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (ValueError, *LOADING_ERRORS) as error:
-        raise ValueError(f"{Path(folder) / 'config.json'}: {error.__cause__ or error}") from error
+        raise ValueError(f"{file}: {reason_of(error)}") from error
+
+
+def reason_of(error: BaseException) -> str:
+    """What a library says of a folder that it cannot read, in a line."""
+    reason = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
+    if "trust_remote_code" in reason:
+        return "it asks for code of its own (auto_map), which is never run here"
+    return reason.partition("Model type should be one of")[0].strip()  # all that there are follow
+
+
+def check_size(auto: Any, config: PreTrainedConfig) -> None:
+    """Raise a `ValueError` where the weights of the model that `auto` makes of a config exceed the free memory."""
+    with torch.device("meta"):
+        model = auto.from_config(copy.deepcopy(config), dtype=torch.float32, trust_remote_code=False)
+    size = sum(part.numel() for part in (*model.parameters(), *model.buffers())) * 4
+    free = psutil.virtual_memory().available
+    if size > free:
+        raise ValueError(
+            f"a model of {size / 2**30:,.0f} GiB, where {free / 2**30:,.1f} are free: are its sizes meant?"
+        )
 
 
 def as_ours(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -177,14 +231,19 @@ def new_classifier(
     if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         raise ValueError(f"model type {config.model_type!r} has no head that classifies sequences; use an encoder")
     try:
+        check_size(AutoModelForSequenceClassification, config)
         if checkpoint is None:
-            model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
+            model = AutoModelForSequenceClassification.from_config(
+                config, dtype=torch.float32, trust_remote_code=False
+            )
             new = {name for name, _ in model.named_parameters()}
         else:
             model, info = _read_model(checkpoint, config=config, dtype=torch.float32, ignore_mismatched_sizes=True)
             new = set(info["missing_keys"]) | {name for name, *_ in info["mismatched_keys"]}
-    except LOADING_ERRORS as error:
-        raise ValueError(f"{checkpoint or config.model_type}: the model cannot be built: {error}") from error
+    except (ValueError, *LOADING_ERRORS) as error:
+        raise ValueError(
+            f"{checkpoint or config.model_type}: the model cannot be built: {reason_of(error)}"
+        ) from error
     _check_only_the_head_is_new(model, new, checkpoint)
     weights = head.class_weights
     if weights and not (task.problem_type == MULTI_LABEL and hasattr(config, "pos_weight")):
@@ -218,7 +277,12 @@ def _read_model(path: Path, **choices: Any) -> tuple[PreTrainedModel, dict[str, 
     transformers_logging.set_verbosity_error()
     try:
         return AutoModelForSequenceClassification.from_pretrained(
-            path, local_files_only=True, use_safetensors=True, output_loading_info=True, **choices
+            path,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+            trust_remote_code=False,
+            **choices,
         )
     finally:
         transformers_logging.set_verbosity(verbosity)
@@ -364,15 +428,19 @@ def load_classifier(
     if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         raise ValueError(f"{path}: model type {config.model_type!r} has no head that classifies sequences")
     try:
+        task = Task.from_config(config)
+    except ValueError as error:
+        raise ValueError(f"{path / 'config.json'}: {error}") from error
+    try:
+        check_size(AutoModelForSequenceClassification, config)
         model, info = _read_model(path)
-    except LOADING_ERRORS as error:
-        raise ValueError(f"{path}: the model cannot be loaded: {error}") from error
+    except (ValueError, *LOADING_ERRORS) as error:
+        raise ValueError(f"{path}: the model cannot be loaded: {reason_of(error)}") from error
     if info["missing_keys"]:
         raise ValueError(
             f"{path} is not a fine-tuned classifier: it lacks {', '.join(sorted(info['missing_keys'])[:4])}; "
             "fine-tune it first with scripts/finetune.py"
         )
-    task = Task.from_config(model.config)
     if thresholds is not None:
         if task.problem_type != MULTI_LABEL:
             raise ValueError(f"--label_thresholds are for several labels a text, but the task is {task.problem_type}")

@@ -164,20 +164,21 @@ def thresholds_by_name(
         ValueError: no such form, an unknown or repeated label, or a threshold outside [0, 1].
     """
     form = 'give a number from 0 to 1, or such numbers by label, as in \'{"joie": 0.3, "peur": 0.6}\''
+    values: Any = given
     if isinstance(given, str):
         try:
-            given = json.loads(given, object_pairs_hook=_without_repetition)
+            values = json.loads(given, object_pairs_hook=_without_repetition)
         except json.JSONDecodeError as error:
             raise ValueError(f"label_thresholds={given!r} is not JSON ({error}): {form}") from error
         except RecursionError as error:
             raise ValueError(f"label_thresholds={given[:40]!r}… is too deep: {form}") from error
-    by_name = given if isinstance(given, Mapping) else dict.fromkeys(labels, given)
+    by_name = dict(values) if isinstance(values, Mapping) else dict.fromkeys(labels, values)
     for label, value in by_name.items():
         if label not in labels:
             close = difflib.get_close_matches(label, labels, 1)
             meant = f" (did you mean {close[0]!r}?)" if close else ""
             raise ValueError(f"threshold for the unknown label {label!r}{meant}: the labels are {' '.join(labels)}")
-        if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value <= 1:
+        if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= 1:
             raise ValueError(f"the threshold {value!r} of the label {label!r} is none: {form}")
     own = dict(zip(labels, current or [0.5] * len(labels), strict=True)) | by_name
     return [float(own[label]) for label in labels]

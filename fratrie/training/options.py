@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, cast
 
@@ -46,6 +47,38 @@ class ReadingOptions:
     def text_format(self) -> TextFormat:
         """Encoding and delimiter; a ValueError says which of them is impossible."""
         return TextFormat(self.encoding, self.delimiter)
+
+_ROWS, _STEPS = (1, 10**6), 10**9  # more is a slip of the pen, and would end in a crash or never
+RANGES: dict[str, tuple[float, float]] = {
+    "num_train_epochs": (0, 10**6),
+    "max_steps": (-1, _STEPS),
+    "per_device_train_batch_size": _ROWS,
+    "per_device_eval_batch_size": _ROWS,
+    "gradient_accumulation_steps": _ROWS,
+    "learning_rate": (0, 1000),
+    "weight_decay": (0, 1000),
+    "adam_beta1": (0, 0.999999),
+    "adam_beta2": (0, 0.999999),
+    "adam_epsilon": (0, 1),
+    "max_grad_norm": (0, 10**9),
+    "warmup_steps": (0, _STEPS),
+    "eval_steps": (1, _STEPS),
+    "save_steps": (0, _STEPS),
+    "save_total_limit": (1, _STEPS),
+    "early_stopping_patience": (0, _STEPS),
+    "logging_steps": (1, _STEPS),
+    "dataloader_num_workers": (0, 256),
+    "seed": (0, 2**31 - 1),
+}
+
+
+def check_ranges(options: object, ranges: Mapping[str, tuple[float, float]]) -> None:
+    """Raise `ValueError` for an option outside its range, both ends included; NaN is in none, `None` in all."""
+    for name, (least, most) in ranges.items():
+        value = getattr(options, name)
+        for number in value if isinstance(value, list) else [value]:
+            if number is not None and not least <= number <= most:
+                raise ValueError(f"{name}={value} must lie between {least} and {most}")
 
 
 @dataclass
@@ -120,32 +153,15 @@ class TrainingOptions:
     seed: int = field(default=42, metadata={"help": "Seed of weights, data order, masks and dropout."})
 
     def __post_init__(self) -> None:
-        self._require_positive(
-            *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
-            *("eval_steps", "logging_steps", "save_total_limit"),
-        )
+        check_ranges(self, RANGES)
         if self.max_steps <= 0 and self.num_train_epochs <= 0:
             raise ValueError(f"num_train_epochs={self.num_train_epochs} must be above 0 (or give max_steps)")
-        for name in (
-            "save_steps",
-            "early_stopping_patience",
-            "max_grad_norm",
-            "learning_rate",
-            "weight_decay",
-        ):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name}={getattr(self, name)} must not be negative")
         if self.early_stopping_patience and self.metric_for_best_model is None:
             raise ValueError("early_stopping_patience needs metric_for_best_model, the metric to watch")
         if self.metric_for_best_model is not None and self.eval_strategy == "no":
             raise ValueError(
                 f"metric_for_best_model={self.metric_for_best_model!r} needs an eval_strategy other than 'no'"
             )
-
-    def _require_positive(self, *names: str) -> None:
-        for name in names:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
 
     def better_is_greater(self) -> bool:
         """The direction of `metric_for_best_model`."""

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from transformers import (
     CONFIG_MAPPING,
     AutoModelForCausalLM,
@@ -21,10 +20,11 @@ from transformers import (
 )
 
 import fratrie  # noqa: F401 (registers its models)
+from fratrie.checkpoints import check_config, read_json
 from fratrie.tokenization import SIBLINGS, sentinel_token_ids, with_sibling
 
 from .batches import Collator
-from .classifiers import check_checkpoint, load_tokenizer
+from .classifiers import LOADING_ERRORS, check_checkpoint, check_size, load_config, load_tokenizer, reason_of
 from .collators import MaskingCollator, PackedCausalCollator, SpanCorruptionCollator
 from .corpora import PackedRows, PlainRows, SentenceRows
 
@@ -108,7 +108,7 @@ def new_config(
     values: dict[str, Any] = {"vocab_size": len(tokenizer)}
     values |= {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
     if file is not None:
-        given = _read_config(Path(file))
+        given = read_json(Path(file))
         model_type = given.pop("model_type", model_type)
         values = given | values
     name = f"fratrie_{model_type}" if model_type in SIBLINGS else model_type
@@ -116,20 +116,14 @@ def new_config(
         raise ValueError(f"model_type {model_type!r} is unknown: use {', '.join(SIBLINGS)} or one of transformers")
     config_class = CONFIG_MAPPING[name]
     values |= parse_overrides(overrides)
+    check_config(values, f"the config of {model_type}")
     if name.startswith("fratrie_") and file is None:
         values.setdefault("max_position_embeddings", max(512, block_size))
     try:
         return config_class(**values)
-    except (StrictDataclassError, TypeError, ValueError) as error:
-        reason = error.__cause__ or error
-        raise ValueError(f"the config of {model_type} with {overrides or 'no overrides'}: {reason}") from error
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not a JSON file: {error}") from error
+    except (ValueError, *LOADING_ERRORS) as error:
+        place = f"{file} with" if file else f"the config of {model_type} with"
+        raise ValueError(f"{place} {overrides or 'no overrides'}: {reason_of(error)}") from error
 
 
 def build_model(objective: ObjectiveName, config: PreTrainedConfig) -> PreTrainedModel:
@@ -139,19 +133,25 @@ def build_model(objective: ObjectiveName, config: PreTrainedConfig) -> PreTraine
         raise ValueError(
             f"a {config.model_type} has no head for {objective}: use the model type {_SIBLINGS[objective]}"
         )
-    return _ready(auto.from_config(config))
+    try:
+        check_size(auto, config)
+        return _ready(auto.from_config(config, trust_remote_code=False))
+    except (ValueError, *LOADING_ERRORS) as error:
+        raise ValueError(f"the model {config.model_type} cannot be built: {reason_of(error)}") from error
 
 
 def open_model(objective: ObjectiveName, folder: str) -> PreTrainedModel:
     """The model of a checkpoint folder, in float32. Raises `ValueError` where it is none for the objective."""
     path = check_checkpoint(folder, tokenizer=False)
     auto = _AUTO_MODELS[objective]
+    config = load_config(path)
     try:
-        model = auto.from_pretrained(path, dtype=torch.float32, local_files_only=True, use_safetensors=True)
-    except (StrictDataclassError, RuntimeError, KeyError, ValueError) as error:
-        # Hugging Face lists all of its configurations where the model type has no such class.
-        reason = str(error).partition("Model type should be one of")[0].strip()
-        raise ValueError(f"{folder} cannot be opened for --objective {objective}: {reason}") from error
+        check_size(auto, config)
+        model = auto.from_pretrained(
+            path, dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
+        )
+    except (ValueError, *LOADING_ERRORS) as error:
+        raise ValueError(f"{folder} cannot be opened for --objective {objective}: {reason_of(error)}") from error
     return _ready(model)
 
 
