@@ -48,6 +48,7 @@ class ReadingOptions:
         """Encoding and delimiter; a ValueError says which of them is impossible."""
         return TextFormat(self.encoding, self.delimiter)
 
+
 _ROWS, _STEPS = (1, 10**6), 10**9  # more is a slip of the pen, and would end in a crash or never
 RANGES: dict[str, tuple[float, float]] = {
     "num_train_epochs": (0, 10**6),
