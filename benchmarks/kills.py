@@ -39,6 +39,7 @@ RUNS = {
 def work(arguments: list[str], log: str) -> None:
     """Run a script in this process, which was forked from one that has the imports."""
     sys.stdout = sys.stderr = open(log, "w", encoding="utf-8")  # noqa: SIM115 (until the process ends)
+    multiprocessing.set_start_method("fork", force=True)  # of the loader's workers, as in a script
     script, *sys.argv[1:] = arguments
     sys.argv[0] = str(ROOT / "scripts" / script)
     runpy.run_path(sys.argv[0], run_name="__main__")
