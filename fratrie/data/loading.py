@@ -74,7 +74,7 @@ def load_labelled(
             label_column = "code"
     problems: Problems = defaultdict(list)
     columns, features = _texts_and_speakers(table, text_column, group_column, problems)
-    cells = table.column(label_column, "label_column")
+    cells = _label_cells(table, label_column)
     names = table.class_names.get(label_column) if label_names is None else _checked_names(label_names)
     is_open = label_names is None or multi_label is None
     if label_column == "code":
@@ -223,6 +223,18 @@ def _finite(cell: Any) -> float:
     if isinstance(cell, bool) or not math.isfinite(value := float(cell)):
         raise ValueError
     return value
+
+
+def _label_cells(table: Table, label_column: str) -> list[Any]:
+    """The column of labels; where there is none, a ValueError also says why columns of zeros and ones are not read."""
+    marks = ("0", "1", "0.0", "1.0", "False", "True")
+    places = [name for name, cells in table.columns.items() if all(str(cell) in marks for cell in cells)]
+    if label_column not in table.columns and len(places) > 1:
+        raise ValueError(
+            f"{table.path}: no column {label_column!r}, and columns of zeros and ones ({', '.join(first_of(places))}) "
+            "are not read: write the names of the labels that hold into one column"
+        )
+    return table.column(label_column, "label_column")
 
 
 def _read_codes(cells: Sequence[Any], problems: Problems) -> tuple[list[str], list[list[str]]]:
