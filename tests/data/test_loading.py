@@ -334,13 +334,16 @@ def test_no_label_at_all(tmp_path):
         ("\ud800", "the text holds half of a character"),
     ],
 )
-def test_wrong_text(tmp_path, text, problem):
+def test_wrong_text(tmp_path, caplog, text, problem):
     path = tmp_path / "rows.jsonl"
     rows = [{"text": "a", "labels": "x"}, {"text": text, "labels": "x"}, {"labels": "x"}]
     path.write_text("\n".join(map(json.dumps, rows)))
     found = ["rows 2, 3: " + problem] if text is None else [f"row 2: {problem}", "row 3: the text is None"]
     refused(path, *found)
-    refused(path, *found, load=load_texts)
+    if text is None or not str(text).strip():
+        assert load_texts(path) == ["a"] and "2 empty text(s) are left out (rows 2, 3" in caplog.text
+    else:
+        refused(path, f"row 2: {problem}", load=load_texts)
 
 
 def test_text_and_label_problems_come_together(tmp_path):
