@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from datasets import Dataset
 from numpy.typing import NDArray
-from transformers import DataCollatorForSeq2Seq, HfArgumentParser, pipeline
+from transformers import DataCollatorForSeq2Seq, pipeline
 
 import fratrie
 from fratrie.data.corpus import load_family_relations
@@ -34,6 +34,7 @@ from fratrie.training.cli import run
 from fratrie.training.finetuning import encode, open_inference, predict_logits, targets_of
 from fratrie.training.loop import TrainingOptions, create_accelerator, train
 from fratrie.training.metrics import decide, probabilities, scores_table
+from fratrie.training.options import read_options
 
 TRAIN_TEXTS = "fratrie/data/family_relations/train.txt"
 WORDS = "je tu il elle nous ma mon mère père sœur frère tante aime vois parle et avec très bien souvent"
@@ -79,7 +80,7 @@ class DemoOptions:
 
 def main() -> None:
     """Run the steps one after the other, each timed."""
-    (options,) = HfArgumentParser(DemoOptions, description=__doc__).parse_args_into_dataclasses()
+    (options,) = read_options(__doc__, DemoOptions)
     if not Path(TRAIN_TEXTS).is_file():
         raise ValueError(
             f"{TRAIN_TEXTS} is not here: start from the root of the repository, `make demo` or as it does"

@@ -12,7 +12,7 @@ from typing import Literal
 
 from transformers import PreTrainedTokenizerFast
 
-from fratrie.data.loading import load_nonempty_texts
+from fratrie.data.loading import load_texts
 from fratrie.data.text_files import existing_file, read_text
 from fratrie.files import new_folder
 from fratrie.tokenization import Sibling, train_byte_level_bpe, train_character_tokenizer
@@ -96,7 +96,7 @@ def _texts(arguments: TokenizerArguments) -> Iterable[str]:
 
 def _file_texts(path: str, arguments: TokenizerArguments) -> list[str]:
     if arguments.annotated or existing_file(path).suffix.lower() != ".txt":
-        return load_nonempty_texts(path, arguments.text_column, arguments.annotated, arguments.text_format())
+        return load_texts(path, arguments.text_column, arguments.annotated, arguments.text_format())
     text = read_text(path, arguments.encoding).replace("\r\n", "\n")
     if not text.strip():
         raise ValueError(f"{path}: the file is empty, expected text")

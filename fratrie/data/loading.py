@@ -74,8 +74,8 @@ def load_labelled(
             label_column = "code"
     problems: Problems = defaultdict(list)
     columns, features = _texts_and_speakers(table, text_column, group_column, problems)
-    cells = table.column(label_column, "label_column")
-    names = table.class_names.get(label_column) if label_names is None else _checked_names(label_names)
+    cells = _label_cells(table, label_column)
+    names = _checked_names(label_names if label_names is not None else table.class_names.get(label_column))
     is_open = label_names is None or multi_label is None
     if label_column == "code":
         columns["code"], cells = _read_codes(cells, problems)
@@ -123,7 +123,7 @@ def load_texts(
 ) -> list[str]:
     """Read texts: one a line from .txt, or a column of .csv, .tsv, .json, .jsonl or .parquet.
 
-    Only `\\n` and `\\r\\n` end a line of .txt; blank lines there are skipped, and their number is logged.
+    Only `\\n` and `\\r\\n` end a line of .txt. Blank lines and empty cells are left out, which is logged.
 
     Args:
         path: the file.
@@ -132,20 +132,17 @@ def load_texts(
         form: encoding and delimiter of the file.
 
     Raises:
-        ValueError: the file has no texts, an empty cell (with its row), no such column, or another encoding.
+        ValueError: the file has no texts, a cell that is no text (with its row), no such column, or another encoding.
         OSError: the file is missing or cannot be read.
     """
     texts, _ = load_texts_and_others(path, text_column, annotated, form)
-    problems: Problems = defaultdict(list)
-    _check_texts(texts, problems)
-    raise_row_problems(Path(path), problems, "remove these rows or give them a text")
-    return texts
+    return [texts[place] for place in places_of_texts(path, texts)]
 
 
 def load_texts_and_others(
     path: str | PathLike[str], text_column: str = "text", annotated: bool = False, form: TextFormat = UTF8
 ) -> tuple[list[Any], dict[str, list[Any]]]:
-    """Read texts as `load_texts` does, and the other columns of their file; cells without a text stay as they are."""
+    """Read the cells of texts as they are, empty ones too, and the other columns of their file."""
     path = existing_file(path)
     if annotated:
         columns = _annotation_table(path, "merge", form).columns
@@ -155,14 +152,6 @@ def load_texts_and_others(
     table = read_table(path, form)
     texts = table.column(text_column, "text_column")
     return texts, {name: cells for name, cells in table.columns.items() if name != text_column}
-
-
-def load_nonempty_texts(
-    path: str | PathLike[str], text_column: str = "text", annotated: bool = False, form: TextFormat = UTF8
-) -> list[str]:
-    """Read texts as `load_texts` does, but leave empty cells out and log their rows."""
-    texts, _ = load_texts_and_others(path, text_column, annotated, form)
-    return [texts[place] for place in places_of_texts(path, texts)]
 
 
 def places_of_texts(path: str | PathLike[str], texts: Sequence[Any]) -> list[int]:
@@ -225,6 +214,18 @@ def _finite(cell: Any) -> float:
     return value
 
 
+def _label_cells(table: Table, label_column: str) -> list[Any]:
+    """The column of labels; where there is none, a ValueError also says why columns of zeros and ones are not read."""
+    marks = ("0", "1", "0.0", "1.0", "False", "True")
+    places = [name for name, cells in table.columns.items() if all(str(cell) in marks for cell in cells)]
+    if label_column not in table.columns and len(places) > 1:
+        raise ValueError(
+            f"{table.path}: no column {label_column!r}, and columns of zeros and ones ({', '.join(first_of(places))}) "
+            "are not read: write the names of the labels that hold into one column"
+        )
+    return table.column(label_column, "label_column")
+
+
 def _read_codes(cells: Sequence[Any], problems: Problems) -> tuple[list[str], list[list[str]]]:
     """Annotation codes in canonical form, and their labels."""
     codes, labels = [], []
@@ -278,7 +279,9 @@ def _check_texts(texts: Sequence[Any], problems: Problems, places: Iterable[int]
             problems[f"the text {problem}"].append(place + 1)
 
 
-def _checked_names(names: Sequence[str]) -> list[str]:
+def _checked_names(names: Sequence[str] | None) -> list[str] | None:
+    if names is None:
+        return None
     spellings = [plain_name(name) for name in names]
     if not names or not all(spellings) or len(set(spellings)) < len(names):
         shown = excerpt(list(names), 300)

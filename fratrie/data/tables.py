@@ -41,7 +41,7 @@ class Table:
 def missing_column(source: str | PathLike[str], name: str, there: Iterable[str], option: str) -> ValueError:
     """The error for a column that is not there; `option` is the name of the argument that picks another."""
     assert option.isidentifier(), option
-    columns = ", ".join(first_of([repr(column) for column in there]))
+    columns = ", ".join(first_of([excerpt(column) for column in there]))
     return ValueError(f"{source}: no column {name!r}; its columns are {columns}: pick one by {option} (--{option})")
 
 
@@ -124,7 +124,9 @@ def _read_csv(path: Path, form: TextFormat) -> Table:
     columns = [(name, [row[place] for row in kept]) for place, name in enumerate(header)]
     columns = [(name, cells) for name, cells in columns if name.strip() or any(map(str.strip, cells))]
     if len(dict(columns)) < len(columns):
-        raise ValueError(f"{path}, line 1: several columns with content have no name in {header}: name them")
+        raise ValueError(
+            f"{path}, line 1: several columns with content have no name in {excerpt(header, 300)}: name them"
+        )
     return Table(path, dict(columns))
 
 
@@ -194,7 +196,7 @@ def _first_line(path: Path, form: TextFormat) -> str:
 
 def _check_header(path: Path, line: int, header: Sequence[str]) -> None:
     if [name for name, count in Counter(header).items() if count > 1 and name.strip()]:
-        raise ValueError(f"{path}, line {line}: a column name occurs twice in {header}")
+        raise ValueError(f"{path}, line {line}: a column name occurs twice in {excerpt(header, 300)}")
 
 
 def _ragged(path: Path, line: int, row: Sequence[str], header: Sequence[str]) -> str:
@@ -313,7 +315,7 @@ def _open_parquet(path: Path) -> Any:
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise ValueError(f"{path}: not a readable parquet file: {error}") from None
     if len(set(names)) < len(names):
-        raise ValueError(f"{path}: a column name occurs twice in {names}")
+        raise ValueError(f"{path}: a column name occurs twice in {excerpt(names, 300)}")
     return data
 
 

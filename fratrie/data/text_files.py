@@ -32,7 +32,7 @@ class TextFormat:
 
     def __post_init__(self) -> None:
         try:
-            b"".decode(self.encoding)
+            " ".encode(self.encoding)
         except (LookupError, ValueError):
             known = "utf-8, utf-16, cp1252 (Windows) or latin-1"
             raise ValueError(f"encoding={self.encoding!r} is no encoding of texts: name one such as {known}") from None

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from fratrie.data.annotation import excerpt, text_problem
 from fratrie.data.hub import may_be_hub_id
-from fratrie.data.loading import load_nonempty_texts
+from fratrie.data.loading import load_texts
 from fratrie.data.tables import missing_column, stream_column, table_kind
 from fratrie.data.text_files import UTF8, TextFormat, checked_lines, existing_file, open_text
 
@@ -42,7 +42,7 @@ def read_texts(
     """
     texts: list[str] = []
     for path in paths:
-        texts += load_nonempty_texts(path, text_column, annotated, form)
+        texts += load_texts(path, text_column, annotated, form)
     if not texts:
         raise ValueError(f"{', '.join(paths) or 'no file'}: no text found; give files that hold text")
     return datasets.Dataset.from_dict({"text": texts})

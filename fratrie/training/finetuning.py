@@ -417,24 +417,35 @@ def prepare_output(
         raise ValueError(f"{path} has the name of a file that belongs to a model: choose another --output_file")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        if not output.exists():
-            _check_writable(output)
-            return output
-        kept = [Path(read)] if read is not None else []
-        kept += [file for file in Path(model).iterdir() if file.is_file()] if model and Path(model).is_dir() else []
-        if taken := next((file for file in kept if file.exists() and output.samefile(file)), None):
-            raise ValueError(f"{path} is {taken}, which is read, and would be lost: choose another --output_file")
-        if not output.is_file():
-            raise FileExistsError(errno.EEXIST, "it is no regular file")
-        if not overwrite and not (is_ours and is_ours(output)):
-            raise ValueError(
-                f"{path} was not written by this script: choose another --output_file, or say --overwrite"
-            )
-        _check_writable(output)
+        if _exists(output):
+            _check_replaceable(output, read, model)
+            if not overwrite and not (is_ours and is_ours(output)):
+                raise ValueError(f"{path} is no earlier output for this model: choose another file, or --overwrite")
+        if not os.access(os.path.dirname(os.path.realpath(output)), os.W_OK | os.X_OK):  # it is made there and renamed
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
-        reason = f"cannot write {path} ({error.strerror}): choose another --output_file"
-        raise type(error)(error.errno, reason) from error
+        raise type(error)(f"cannot write {path} ({error.strerror}): choose another --output_file") from error
     return output
+
+
+def _exists(path: Path) -> bool:
+    """Whether there is something; unlike pathlib's, it raises an OSError for a circle of links or an endless name."""
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _check_replaceable(
+    output: Path, read: str | os.PathLike[str] | None, model: str | os.PathLike[str] | None
+) -> None:
+    kept = [Path(read)] if read is not None else []
+    kept += [file for file in Path(model).iterdir() if file.is_file()] if model and Path(model).is_dir() else []
+    if any(file.exists() and output.samefile(file) for file in kept):
+        raise ValueError(f"{output} is a file that is read, and would be lost: choose another --output_file")
+    if not output.is_file():
+        raise FileExistsError(errno.EEXIST, "it is no regular file")
 
 
 # Where they lie, there is a model, or a reader would take them for one.
@@ -442,9 +453,3 @@ _MODEL_FILES = re.compile(
     r"(.*config|tokenizer|vocab|special_tokens_map|added_tokens|trainer_state|modules)\.json"
     r"|.*\.safetensors(\.index\.json)?|(merges|vocab)\.txt|.*\.(model|jinja|bin)"
 )
-
-
-def _check_writable(output: Path) -> None:
-    """It is made beside its place and renamed, so that the folder matters."""
-    if not os.access(output.resolve().parent, os.W_OK | os.X_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))

@@ -153,6 +153,9 @@ def test_missing_sources_are_one_message(train, tmp_path):
         (("--files", "a.txt", "--dataset", "b"), "give either --files or --dataset"),
         (("--files", tmp_path / "none.txt"), "none.txt: there is no such file"),
         (("--files", tmp_path), "is a folder"),
+        (("--files", ""), "--files is empty"),
+        (("--dataset", ""), "--dataset is empty"),
+        (("--files", tmp_path / "a.txt", "--streaming"), "--streaming reads a --dataset"),
         (("--dataset", tmp_path / "none"), "none"),
         (("--dataset", "nobody/nothing"), "nobody/nothing"),
     ]:
@@ -182,6 +185,36 @@ def test_an_output_path_that_cannot_be_written_is_known_before_training(train, t
         code, out, err = train("--files", path, output=output)
         assert code == 2 and out == ""
         assert err.startswith(f"error: cannot write to {output}: ") and "choose another --output_dir" in err
+
+
+def test_a_tokenizer_is_replaced_only_if_asked_for(train, tmp_path, monkeypatch):
+    path, out = write(tmp_path / "a.txt", "maman\n" * 3), tmp_path / "model"
+    out.mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        write(out / name, "{}")
+    before = {file.name: file.read_bytes() for file in out.iterdir()}
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--files", str(path), "--output_dir", str(out)])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+    assert stop.value.code == 2 and {file.name: file.read_bytes() for file in out.iterdir()} == before
+    train("--files", path, "--vocab_size", "270", output=out)
+    assert json.loads((out / "tokenizer.json").read_text())["model"]["type"] == "BPE"
+    assert (out / "model.safetensors").read_bytes() == b"{}" and (out / "config.json").read_bytes() == b"{}"
+    assert not [file for file in tmp_path.rglob(".incomplete*")]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *(("--vocab_size", value) for value in ("1000000000", "99999999999999999999", "-1", "0")),
+        *(("--min_frequency", value) for value in ("0", "99999999999999999999")),
+        *(("--num_sentinels", value) for value in ("-1", "1000000000")),
+        *(("--model_max_length", value) for value in ("0", "-5", "99999999999999999999")),
+    ],
+)
+def test_absurd_sizes_get_a_message(train, tmp_path, option, value):
+    code, _, err = train("--files", write(tmp_path / "a.txt", "maman\n"), option, value)
+    assert code == 2 and err.startswith("error: ") and f"{option[2:]}={value}" in err
 
 
 def test_a_read_only_folder_is_known_before_training(train, tmp_path, monkeypatch):

@@ -1,7 +1,11 @@
+import sys
+from dataclasses import dataclass, field
+
 import pytest
 from transformers import HfArgumentParser
 
-from fratrie.training.options import TrainingOptions
+from fratrie.data.text_files import TextFormat
+from fratrie.training.options import ReadingOptions, TrainingOptions, read_options
 
 
 def parse(*arguments):
@@ -48,3 +52,33 @@ def test_impossible_options(changes, named):
 def test_direction_of_a_metric(metric, given, greater):
     options = TrainingOptions("x", metric_for_best_model=metric, greater_is_better=given)
     assert options.better_is_greater() is greater
+
+
+@dataclass(kw_only=True)
+class _Options(ReadingOptions):
+    file: str | None = None
+    files: list[str] = field(default_factory=list)
+    rate: float = 1.0
+    overrides: str = ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--file", ""], "--file is empty"),
+        (["--files", "a", ""], "--files is empty"),
+        (["--text_column", ""], "--text_column is empty"),
+        (["--rate", "inf"], "--rate inf: expected a finite number"),
+        (["--rate", "nan"], "--rate nan: expected a finite number"),
+    ],
+)
+def test_empty_values_and_endless_numbers_are_refused(monkeypatch, arguments, message):
+    monkeypatch.setattr(sys, "argv", ["script", *arguments])
+    with pytest.raises(ValueError, match=message):
+        read_options("A script.", _Options)
+
+
+def test_what_is_given_comes_back(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["script", "--encoding", "cp1252", "--delimiter", ";", "--overrides", ""])
+    (options,) = read_options("A script.", _Options)
+    assert options.text_format() == TextFormat("cp1252", ";") and options.files == []
