@@ -32,6 +32,7 @@ from fratrie.training.classifiers import (
     Head,
     as_ours,
     check_checkpoint,
+    check_same_tokens,
     freeze_below,
     learning_rates,
     load_config,
@@ -306,6 +307,8 @@ def _build(
     checkpoint = check_checkpoint(choices.model, tokenizer=not choices.tokenizer) if choices.model else None
     tokenizer = load_tokenizer(choices.tokenizer or cast(Path, checkpoint))
     if checkpoint:
+        if choices.tokenizer:
+            check_same_tokens(tokenizer, checkpoint)
         config = as_ours(load_config(checkpoint))
     else:
         kind = choices.model_type or "encoder"

@@ -24,6 +24,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import is_sentencepiece_available
 from transformers.utils import logging as transformers_logging
 
 from fratrie.checkpoints import WEIGHTS, WEIGHTS_INDEX, check_config, check_files, check_weights, read_json
@@ -144,19 +145,50 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> PreTrainedTokenizerBase:
         check_config(read_json(config), config)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        tokenizer(["a", "b c"])
     except Exception as error:  # the tokenizers library raises bare exceptions
         if config.is_file():
             load_config(path)  # which says so where the config is to blame
-        raise ValueError(f"the tokenizer in {path} cannot be read: {reason_of(error)}") from error
+        bare = (
+            any(path.glob("*.model")) and not (path / "tokenizer.json").is_file() and not is_sentencepiece_available()
+        )
+        needed = ". Its .model file needs a package: pip install sentencepiece" * bare
+        raise ValueError(f"the tokenizer in {path} cannot be read: {reason_of(error)}{needed}") from error
     if not (isinstance(length := tokenizer.model_max_length, int | float) and length >= 1):
         raise ValueError(f"{path / 'tokenizer_config.json'}: model_max_length={length!r}, expected a number of tokens")
+    _try_tokenizer(tokenizer, path)
     if tokenizer.pad_token_id is None:
         raise ValueError(
             f"the tokenizer in {path} has no pad token, so texts of different length cannot share a batch: "
             "set one, for example tokenizer.pad_token = tokenizer.eos_token, and save it again"
         )
     return tokenizer
+
+
+def _try_tokenizer(tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
+    try:
+        tried = tokenizer(["a", "b c"], verbose=False)
+        if tokenizer.pad_token_id is not None:
+            tried = tokenizer.pad(tried)
+    except Exception as error:
+        raise ValueError(f"the tokenizer in {path} cannot be used: {reason_of(error)}") from error
+    if "input_ids" not in tried:
+        raise ValueError(f"the tokenizer in {path} gives no input_ids: look at model_input_names")
+
+
+def check_same_tokens(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Raise a `ValueError` where a tokenizer numbers tokens otherwise than the one beside a checkpoint, if any.
+
+    The embeddings of a checkpoint belong to its own tokenizer. One that adds tokens to it is welcome.
+    """
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        return
+    numbers, others = load_tokenizer(folder).get_vocab(), tokenizer.get_vocab()
+    for token, number in numbers.items():
+        if others.get(token) != number:
+            raise ValueError(
+                f"--tokenizer gives {token!r} the number {others.get(token)}, the tokenizer in {folder} {number}: the "
+                "embeddings of that checkpoint belong to its own tokenizer. Leave --tokenizer out"
+            )
 
 
 def load_config(folder: str | os.PathLike[str]) -> PreTrainedConfig:

@@ -1,4 +1,6 @@
+import io
 import json
+import sys
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from fratrie.training.classifiers import (
     Head,
     Task,
     check_checkpoint,
+    check_same_tokens,
     freeze_below,
     learning_rates,
     load_classifier,
@@ -300,6 +303,105 @@ def test_a_config_with_wrong_fields_is_named(tmp_path, change, message):
     (tmp_path / "config.json").write_text(json.dumps(values | change))
     with pytest.raises(ValueError, match=rf"config\.json: .*{message}"):
         load_config(tmp_path)
+
+
+def edit(path, **changes):
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.fixture
+def classifier_folder(tmp_path):
+    model, _ = new_classifier(FratrieEncoderConfig(**SIZES), SEVERAL, Head())
+    model.save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"id2label": {"0": "a", "2": "b"}},
+            r"config\.json: id2label names the outputs \[0, 2\], expected each from 0 to 1",
+        ),
+        ({"id2label": {"0": "a", "1": "b", "2": "a"}}, r"config\.json: id2label holds 'a' more than once"),
+        ({"id2label": {"x": "a"}}, r"config\.json: "),
+        ({"id2label": {}}, r"config\.json: id2label names the outputs \[\]"),
+        ({"id2label": {"0": "a", "1": "b"}, "label2id": None}, r"cannot be loaded: .*size"),
+        ({"num_hidden_layers": 10**9}, r"config\.json: num_hidden_layers=1000000000 is more than 10000"),
+        ({"num_labels": 10**12}, r"config\.json: num_labels=1000000000000 is more than"),
+        ({"hidden_size": 10**12}, "cannot be loaded: "),
+        ({"vocab_size": 10**12}, "cannot be loaded: a model of .* GiB, where .* are free"),
+        ({"hidden_size": 10**30}, r"cannot be loaded: .*"),
+        ({"label_thresholds": [0.5, "x", 0.5]}, r"config\.json: .*label_thresholds"),
+        ({"transformers_weights": "../x.safetensors"}, r"config\.json: transformers_weights='\.\./x\.safetensors'"),
+        ({"model_type": "own", "auto_map": {"AutoConfig": "evil.C"}}, r"config\.json: it asks for code of its own"),
+    ],
+)
+def test_a_config_that_cannot_be_is_named(classifier_folder, change, message):
+    edit(classifier_folder / "config.json", **change)
+    with pytest.raises(ValueError, match=message):
+        load_classifier(classifier_folder)
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", "null", "[" * 200_000, "\udcff", '{"hidden_size": ' + "9" * 5000 + "}"]
+)
+def test_a_config_that_is_no_json_object_is_named(classifier_folder, content):
+    (classifier_folder / "config.json").write_bytes(content.encode("utf-8", "surrogateescape"))
+    for load in (load_classifier, load_config, load_tokenizer):
+        with pytest.raises(ValueError, match=r"config\.json (is not a JSON file|holds )"):
+            load(classifier_folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_max_length": "abc"}, r"tokenizer_config\.json: model_max_length='abc', expected a number"),
+        ({"model_max_length": 0}, "model_max_length=0"),
+        ({"model_input_names": []}, "the tokenizer in .* (cannot be used|gives no input_ids)"),
+        ({"pad_token": 3}, "the tokenizer in .* cannot be read: .*pad_token"),
+        ({"tokenizer_class": "T", "auto_map": {"AutoTokenizer": ["evil.T", "evil.T"]}}, "code of its own"),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_is_named(classifier_folder, monkeypatch, change, message):
+    """Code of the folder is neither run nor asked for: a `y` that waits on the standard input stays there."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    (classifier_folder / "evil.py").write_text("raise SystemExit('it ran')")
+    edit(classifier_folder / "tokenizer_config.json", **change)
+    with pytest.raises(ValueError, match=message):
+        load_classifier(classifier_folder)
+    assert sys.stdin.read() == "y\n"
+
+
+def test_errors_of_the_config_name_it_where_the_tokenizer_needs_it(classifier_folder):
+    edit(classifier_folder / "config.json", hidden_size="wide")
+    with pytest.raises(ValueError, match=r"config\.json: .*hidden_size"):
+        load_tokenizer(classifier_folder)
+
+
+def test_a_package_that_a_tokenizer_needs_is_named(tmp_path, monkeypatch):
+    """Where sentencepiece is not installed, a folder with its model alone cannot be read."""
+    monkeypatch.setattr("fratrie.training.classifiers.is_sentencepiece_available", lambda: False)
+    CamembertConfig(**SIZES).save_pretrained(tmp_path)
+    (tmp_path / "sentencepiece.bpe.model").write_bytes(b"\n\x0e")
+    with pytest.raises(ValueError, match="cannot be read: .*pip install sentencepiece"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path):
+    saved_body(tmp_path)
+    own, extended = tokenizer(), tokenizer()
+    extended.add_tokens(["tante"])
+    for fitting in (own, extended):
+        check_same_tokens(fitting, tmp_path)
+    words = json.loads(own.backend_tokenizer.to_str())
+    words["model"]["vocab"] |= {"mère": 7, "père": 5}
+    swapped = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(words)), pad_token="<pad>")
+    with pytest.raises(ValueError, match=r"gives '.ère' the number .*, the tokenizer in .*: .* Leave --tokenizer out"):
+        check_same_tokens(swapped, tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    check_same_tokens(swapped, tmp_path)
 
 
 def test_a_tokenizer_without_pad_token_is_refused_with_the_way_out(tmp_path):

@@ -1,11 +1,11 @@
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import pytest
 from transformers import HfArgumentParser
 
 from fratrie.data.text_files import TextFormat
-from fratrie.training.options import ReadingOptions, TrainingOptions, read_options
+from fratrie.training.options import RANGES, ReadingOptions, TrainingOptions, read_options
 
 
 def parse(*arguments):
@@ -30,6 +30,22 @@ def test_every_option_is_explained_and_parsed():
         ({"num_train_epochs": 0}, "num_train_epochs=0"),
         ({"learning_rate": -1.0}, "learning_rate=-1.0"),
         ({"learning_rate": float("nan")}, "learning_rate=nan"),
+        ({"num_train_epochs": float("inf")}, "num_train_epochs=inf must lie between 0 and 1000000"),
+        ({"num_train_epochs": float("nan"), "max_steps": 3}, "num_train_epochs=nan"),
+        ({"max_steps": 10**18}, "max_steps=1000000000000000000"),
+        ({"per_device_train_batch_size": 10**15}, "per_device_train_batch_size=1000000000000000"),
+        ({"learning_rate": float("inf")}, "learning_rate=inf"),
+        ({"adam_beta1": 2}, "adam_beta1=2"),
+        ({"adam_beta2": 1.0}, "adam_beta2=1.0 must lie between 0 and 0.999999"),
+        ({"adam_epsilon": -1e-8}, "adam_epsilon=-1e-08"),
+        ({"warmup_steps": -1}, "warmup_steps=-1"),
+        ({"warmup_steps": float("nan")}, "warmup_steps=nan"),
+        ({"max_grad_norm": float("inf")}, "max_grad_norm=inf"),
+        ({"save_steps": -1}, "save_steps=-1"),
+        ({"dataloader_num_workers": -1}, "dataloader_num_workers=-1"),
+        ({"dataloader_num_workers": 10**6}, "dataloader_num_workers=1000000"),
+        ({"seed": -1}, "seed=-1 must lie between 0 and 2147483647"),
+        ({"seed": 10**30}, "seed=1000"),
         ({"early_stopping_patience": 2}, "needs metric_for_best_model"),
         ({"metric_for_best_model": "f1", "eval_strategy": "no"}, "needs an eval_strategy"),
     ],
@@ -82,3 +98,8 @@ def test_what_is_given_comes_back(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["script", "--encoding", "cp1252", "--delimiter", ";", "--overrides", ""])
     (options,) = read_options("A script.", _Options)
     assert options.text_format() == TextFormat("cp1252", ";") and options.files == []
+
+
+def test_every_number_has_a_range():
+    numbers = {each.name for each in fields(TrainingOptions) if each.type in (int, float, "int", "float")}
+    assert numbers == set(RANGES)

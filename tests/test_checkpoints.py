@@ -1,0 +1,93 @@
+import json
+import os
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fratrie.checkpoints import check_config, check_files, check_weights, read_json
+
+A, B = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+
+
+@pytest.fixture
+def shards(tmp_path):
+    """A folder with weights in two files and their index."""
+    save_file({"a": torch.zeros(3)}, tmp_path / A)
+    save_file({"b": torch.zeros(2), "c": torch.ones(1)}, tmp_path / B)
+    write_index(tmp_path, {"a": A, "b": B, "c": B})
+    return tmp_path
+
+
+def write_index(folder, weight_map):
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+def test_sound_weights_pass(shards):
+    check_weights(shards)
+    (shards / A).rename(shards / "blob")
+    (shards / A).symlink_to("blob")  # as the cache of the hub has it
+    check_weights(shards)
+
+
+@pytest.mark.parametrize(
+    ("weight_map", "message"),
+    [
+        ({}, "names no weights: its weight_map is an empty object"),
+        ([], "its weight_map is a list"),
+        (None, "its weight_map is null"),
+        ({"a": "pytorch_model.bin"}, "names 'pytorch_model.bin' for a"),
+        ({"a": "../model.safetensors"}, "must be .safetensors files beside it"),
+        ({"a": "/etc/model.safetensors"}, "must be .safetensors files beside it"),
+        ({"a": 3}, "names 3 for a"),
+        ({"a": "model-00003-of-00003.safetensors"}, "00003.safetensors is missing: .* names it for 1 weights"),
+        ({"a": A, "z": A}, "lacks 1 weights of model.safetensors.index.json: z"),
+    ],
+)
+def test_an_index_that_cannot_be_is_named(shards, weight_map, message):
+    write_index(shards, weight_map)
+    with pytest.raises(ValueError, match=message):
+        check_weights(shards)
+
+
+@pytest.mark.parametrize("content", [b"", b"no weights", b"\xff" * 20, b"\x80\x04\x95cposix\nsystem\n.", None])
+def test_damaged_weights_are_named(shards, content):
+    """Of no length, of another format, pickled, and cut in its midst."""
+    whole = (shards / B).read_bytes()
+    (shards / B).write_bytes(whole[:-4] if content is None else content)
+    with pytest.raises(ValueError, match=f"{B} is damaged"):
+        check_weights(shards)
+    (shards / B).rename(shards / "model.safetensors")
+    with pytest.raises(ValueError, match=r"model\.safetensors is damaged"):
+        check_weights(shards)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "loop", "dangling"])
+def test_what_is_no_file_is_named_and_not_opened(tmp_path, kind):
+    path = tmp_path / "generation_config.json"
+    {"pipe": os.mkfifo, "loop": lambda p: p.symlink_to(p.name), "dangling": lambda p: p.symlink_to("x")}[kind](path)
+    with pytest.raises(ValueError, match=r"generation_config\.json is not a file"):
+        check_files(tmp_path)
+
+
+def test_an_adapter_is_not_followed_to_its_model(tmp_path):
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "/elsewhere"}')
+    with pytest.raises(ValueError, match="holds an adapter, whose model lies elsewhere"):
+        check_files(tmp_path)
+
+
+def test_numbers_beyond_reason_are_found_in_nested_configs():
+    check_config({"hidden_size": 10**6, "encoder": {"num_hidden_layers": 10_000}, "layer_norm_eps": 1e-5}, "x")
+    with pytest.raises(ValueError, match=r"x: num_decoder_layers=10001 is more than 10000"):
+        check_config({"decoder": {"num_decoder_layers": 10_001}}, "x")
+
+
+def test_json_that_is_no_object_is_named(tmp_path):
+    path = tmp_path / "a.json"
+    for content, message in (("[1]", "holds a list"), ("3", "holds 3"), ("{", "is not a JSON file"), ("{}", "")):
+        path.write_text(content)
+        if not message:
+            assert read_json(path) == {}
+            continue
+        with pytest.raises(ValueError, match=rf"a\.json {message}"):
+            read_json(path)
