@@ -1,7 +1,6 @@
 """Checkpoints that carry their code: they load with `trust_remote_code=True` where fratrie is not installed."""
 
 import json
-import shutil
 import sys
 from collections.abc import Iterator
 from os import PathLike
@@ -13,6 +12,7 @@ from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.utils import CONFIG_NAME
 
 from .auto_classes import AUTO_CLASSES
+from .files import write_text
 from .modeling.stack import FratriePreTrainedModel
 from .pipelines.family_relations import FamilyRelationsPipeline, label_columns
 from .pipelines.text2text_generation import Text2TextGenerationPipeline
@@ -38,11 +38,11 @@ def export_code(model: PreTrainedModel, folder: str | PathLike[str]) -> None:
     saved = _saved_config(folder, model)
     folder.mkdir(parents=True, exist_ok=True)
     pipelines = list(_pipelines_of(model.config))
-    for source in [model_code, *map(_source, pipelines)]:
-        for file in {source, *map(Path, get_relative_import_files(source))}:
-            shutil.copyfile(file, folder / file.name)
-    with open(folder / model_code.name, "a", encoding="utf-8") as code:
-        code.writelines(_travelling_imports(pipelines))
+    sources = {model_code, *map(_source, pipelines)}
+    code = {file: file.read_text(encoding="utf-8") for source in sources for file in _with_imports(source)}
+    code[model_code] += "".join(_travelling_imports(pipelines))
+    for file, text in code.items():
+        write_text(folder / file.name, text)
     # What a config.json says of code is written only where that lies beside it (`FratrieBaseConfig`).
     entries: dict[str, dict[str, Any]] = {
         "auto_map": _auto_map(model.config),
@@ -52,8 +52,11 @@ def export_code(model: PreTrainedModel, folder: str | PathLike[str]) -> None:
     if saved is not None:
         _replace_entries(saved, entries)
         # As Hugging Face writes it; it sorts the labels' numbers as numbers, which are texts here.
-        text = json.dumps(dict(sorted(saved.items())), indent=2) + "\n"
-        (folder / CONFIG_NAME).write_text(text, encoding="utf-8")
+        write_text(folder / CONFIG_NAME, json.dumps(dict(sorted(saved.items())), indent=2) + "\n")
+
+
+def _with_imports(source: Path) -> list[Path]:
+    return [source, *map(Path, get_relative_import_files(source))]
 
 
 def require_own_class(model: Any) -> type[FratriePreTrainedModel]:

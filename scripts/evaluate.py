@@ -7,11 +7,10 @@ python scripts/evaluate.py --model runs/family --file new.csv --output_file scor
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
-
-from transformers import HfArgumentParser
+from typing import Literal
 
 import fratrie  # noqa: F401 (registers its models)
+from fratrie.files import write_json
 from fratrie.training.classifiers import load_classifier
 from fratrie.training.cli import run
 from fratrie.training.finetuning import (
@@ -23,22 +22,23 @@ from fratrie.training.finetuning import (
     score_rows,
 )
 from fratrie.training.metrics import scores_table
+from fratrie.training.options import ReadingOptions, read_options
 
 
-@dataclass
-class EvaluationOptions:
+@dataclass(kw_only=True)
+class EvaluationOptions(ReadingOptions):
     """What to score, on what."""
 
     model: str = field(metadata={"help": "Folder of the fine-tuned classifier."})
     file: str | None = field(
         default=None, metadata={"help": "Labelled texts: .txt (annotation format), .csv, .tsv, .jsonl, .parquet."}
     )
-    text_column: str = field(default="text", metadata={"help": "Column of the texts (csv, jsonl, parquet)."})
     label_column: str = field(default="labels", metadata={"help": "Column of the labels or values."})
     part: Literal["train", "test"] = field(
         default="test", metadata={"help": "Without a file: the part of the shipped corpus to score on."}
     )
     output_file: str | None = field(default=None, metadata={"help": "JSON file for the scores."})
+    overwrite: bool = field(default=False, metadata={"help": "Replace an output file that does not hold scores."})
     label_thresholds: str | None = field(
         default=None,
         metadata={
@@ -54,15 +54,16 @@ class EvaluationOptions:
 
 def main() -> None:
     """Load, score, print the table, write the JSON file."""
-    (options,) = cast(
-        Any, HfArgumentParser(EvaluationOptions, description=__doc__, allow_abbrev=False).parse_args_into_dataclasses()
-    )
+    (options,) = read_options(__doc__, EvaluationOptions)
     accelerator = open_inference()
-    output = prepare_output(options.output_file, options.file) if options.output_file else None
+    output = None
+    if options.output_file:
+        output = prepare_output(options.output_file, options.file, options.model, _holds_scores, options.overwrite)
     model, tokenizer, task = load_classifier(options.model, options.label_thresholds)
     if options.file:
         columns = (options.text_column, options.label_column)
-        dataset = read_labelled(options.file, task.labels, task.problem_type, *columns)
+        form = options.text_format()
+        dataset = read_labelled(options.file, task.labels, task.problem_type, *columns, form=form)
     else:
         from fratrie.data.corpus import load_family_relations
 
@@ -73,7 +74,16 @@ def main() -> None:
     if accelerator.is_main_process:
         print(scores_table({Path(options.model).resolve().name: scores}))
         if output:
-            output.write_text(json.dumps(scores, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            write_json(output, scores)
+
+
+def _holds_scores(path: Path) -> bool:
+    """Whether a file is what this script writes."""
+    try:
+        scores = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(scores, dict) and "samples" in scores and ("macro_f1" in scores or "mse" in scores)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ python scripts/finetune.py --model runs/encoder --output_dir runs/family --num_t
 import json
 import logging
 import math
-import time
 from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,14 +19,15 @@ from datasets import DatasetDict
 from torch.utils.data import Dataset
 from transformers import (
     DataCollatorWithPadding,
-    HfArgumentParser,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     set_seed,
 )
+from transformers.utils import CONFIG_NAME
 
 from fratrie.checkpoints import MOST_LAYERS
 from fratrie.export import export_code, require_own_class
+from fratrie.files import write_json
 from fratrie.training.classifiers import (
     Head,
     as_ours,
@@ -55,7 +55,8 @@ from fratrie.training.finetuning import (
     targets_of,
     task_of,
 )
-from fratrie.training.loop import Evaluator, TrainingOptions, TrainingResult, create_accelerator, train
+from fratrie.training.fingerprint import fingerprint_rows
+from fratrie.training.loop import Evaluator, TrainingOptions, TrainingResult, open_run, train
 from fratrie.training.metrics import (
     MULTI_LABEL,
     REGRESSION,
@@ -73,7 +74,7 @@ from fratrie.training.model_card import (
     portable_path,
     write_model_card,
 )
-from fratrie.training.options import check_ranges
+from fratrie.training.options import check_ranges, read_options
 from fratrie.training.pretraining import new_config
 
 logger = logging.getLogger("fratrie.finetune")
@@ -208,17 +209,19 @@ class Run:
 
 def main() -> None:
     """Load, train, score, and leave a complete folder behind."""
-    parser = HfArgumentParser((DataOptions, ModelOptions, FinetuningOptions), description=__doc__, allow_abbrev=False)
-    data, choices, options = cast(Any, parser.parse_args_into_dataclasses())
+    data, choices, options = read_options(__doc__, DataOptions, ModelOptions, FinetuningOptions)
     _check_options(data, choices, options)
-    started = time.perf_counter()
-    accelerator = create_accelerator(options)
-    log_from_main_process(accelerator)
-    current = _prepare(data, choices, options, accelerator)
+    with open_run(options) as accelerator:
+        log_from_main_process(accelerator)
+        _finetune(_prepare(data, choices, options, accelerator))
+
+
+def _finetune(current: Run) -> None:
+    data, choices, options = current.data, current.choices, current.options
     result = train(
         current.model,
         options,
-        accelerator,
+        current.accelerator,
         cast(Dataset, current.rows["train"]),
         DataCollatorWithPadding(current.tokenizer),
         evaluate=_evaluator(current) if "validation" in current.parts else None,
@@ -227,15 +230,23 @@ def main() -> None:
         learning_rates=learning_rates(
             current.model, options.learning_rate, options.layer_decay, options.head_learning_rate
         ),
+        compared=_compared(current),
     )
     if choices.tune_thresholds:
         _tune(current)
     parts = [part for part in ("validation", "test") if part in current.parts]
     scores = {part: current.scores(part, intervals=part == "test") for part in parts}
-    if accelerator.is_main_process:
-        _write(current, result, scores, time.perf_counter() - started)
+    if current.accelerator.is_main_process:
+        _write(current, result, scores)
         if scores:
             print(scores_table(scores))
+
+
+def _compared(current: Run) -> dict[str, Any]:
+    """What a run that goes on must have as before, beside the rows of train."""
+    choices = {name: getattr(current.choices, name) for name in ("class_weights", "tune_thresholds")}
+    parts = [part for part in ("validation", "test") if part in current.rows]
+    return choices | {f"{part} data": fingerprint_rows(cast(Dataset, current.rows[part])) for part in parts}
 
 
 def _check_options(data: DataOptions, choices: ModelOptions, options: FinetuningOptions) -> None:
@@ -341,27 +352,29 @@ def _tune(current: Run) -> None:
     current.model.config.label_thresholds = tune_thresholds(values, targets_of(current.parts["validation"]))
 
 
-def _write(current: Run, result: TrainingResult, scores: dict[str, Scores], seconds: float) -> None:
+def _write(current: Run, result: TrainingResult, scores: dict[str, Scores]) -> None:
     folder = Path(current.options.output_dir)
     config = current.model.config
-    config.save_pretrained(folder)
+    if current.choices.tune_thresholds:
+        saved = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
+        write_json(folder / CONFIG_NAME, saved | {"label_thresholds": config.label_thresholds})
     if current.options.export_code:
         export_code(current.model, folder)
     thresholds = getattr(config, "label_thresholds", None)
     training = {
-        name: getattr(result, name) for name in ("global_step", "epoch", "best_step", "best_metric", "stopped_early")
+        name: getattr(result, name)
+        for name in ("global_step", "epoch", "best_step", "best_metric", "stopped_early", "seconds")
     }
     metrics = {
         **scores,
         "label_thresholds": dict(zip(config.id2label.values(), thresholds, strict=True)) if thresholds else None,
-        "training": training | {"seconds": round(seconds, 2)},
+        "training": training,
     }
-    text = json.dumps(metrics, indent=2, ensure_ascii=False)
-    (folder / "metrics.json").write_text(text + "\n", encoding="utf-8")
-    write_model_card(_card(current, scores, seconds), folder)
+    write_model_card(_card(current, result, scores), folder)
+    write_json(folder / "metrics.json", metrics)
 
 
-def _card(current: Run, scores: dict[str, Scores], seconds: float) -> CardFacts:
+def _card(current: Run, result: TrainingResult, scores: dict[str, Scores]) -> CardFacts:
     data, accelerator = current.data, current.accelerator
     config, shipped = current.model.config, data.train_file is None
     model = current.choices.model
@@ -383,7 +396,7 @@ def _card(current: Run, scores: dict[str, Scores], seconds: float) -> CardFacts:
         tables=classification_tables(scores),
         arguments=asdict(data) | asdict(current.choices) | asdict(current.options),
         hardware=describe_hardware(accelerator.num_processes, str(accelerator.device)),
-        seconds=seconds,
+        seconds=result.seconds,
         limits=_limits(current),
         language="fr" if shipped else None,
         dataset="family_relations" if shipped else None,

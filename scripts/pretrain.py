@@ -7,7 +7,6 @@ python scripts/pretrain.py --objective mlm --tokenizer runs/tokenizer --files co
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,19 +15,21 @@ from typing import Any, Literal, TypeAlias, cast
 import datasets
 from accelerate import Accelerator
 from torch.utils.data import Dataset
-from transformers import HfArgumentParser, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from fratrie.export import export_code, require_own_class
+from fratrie.files import write_json
 from fratrie.training.batches import Collator
 from fratrie.training.classifiers import check_same_tokens, find_checkpoint
 from fratrie.training.cli import run
 from fratrie.training.corpora import make_rows, named_texts, read_texts, stream_texts
 from fratrie.training.evaluation import evaluate_loss, perplexity
 from fratrie.training.finetuning import log_from_main_process
-from fratrie.training.loop import TrainingOptions, TrainingResult, create_accelerator, train
+from fratrie.training.fingerprint import fingerprint_files, fingerprint_rows
+from fratrie.training.loop import TrainingOptions, TrainingResult, open_run, train
 from fratrie.training.metrics import markdown_code
 from fratrie.training.model_card import CardFacts, describe_hardware, portable_path, write_model_card
-from fratrie.training.options import check_ranges
+from fratrie.training.options import ReadingOptions, check_ranges, read_options
 from fratrie.training.pretraining import (
     Corruption,
     build_model,
@@ -44,13 +45,13 @@ SIBLINGS = {"mlm": "encoder", "clm": "decoder", "denoise": "seq2seq"}
 AnyDataset: TypeAlias = datasets.Dataset | datasets.IterableDataset
 
 
-@dataclass
-class DataOptions:
+@dataclass(kw_only=True)
+class DataOptions(ReadingOptions):
     """Which texts to learn from."""
 
     files: list[str] = field(
         default_factory=list,
-        metadata={"help": "Texts: .txt (one a line), .csv, .tsv, .json, .jsonl or .parquet files, UTF-8."},
+        metadata={"help": "Texts: .txt (one a line), .csv, .tsv, .json, .jsonl or .parquet files."},
     )
     validation_files: list[str] = field(
         default_factory=list, metadata={"help": "Texts to evaluate on; by default a part of the training texts."}
@@ -60,9 +61,6 @@ class DataOptions:
     )
     annotated: bool = field(
         default=False, metadata={"help": "The .txt files hold annotated lines 'CODE SENTENCE': take the sentences."}
-    )
-    text_column: str = field(
-        default="text", metadata={"help": "Column that holds the text, in everything but .txt files."}
     )
     dataset: str | None = field(
         default=None,
@@ -117,11 +115,13 @@ class PretrainingOptions(TrainingOptions):
 
 def main() -> None:
     """Load, train, evaluate, and leave a complete folder behind."""
-    parser = HfArgumentParser((DataOptions, ModelOptions, PretrainingOptions), description=__doc__)
-    data, choices, options = cast(Any, parser.parse_args_into_dataclasses())
+    data, choices, options = read_options(__doc__, DataOptions, ModelOptions, PretrainingOptions)
     _check_options(data, choices)
-    started = time.perf_counter()
-    accelerator = create_accelerator(options)
+    with open_run(options) as accelerator:
+        _pretrain(data, choices, options, accelerator)
+
+
+def _pretrain(data: DataOptions, choices: ModelOptions, options: PretrainingOptions, accelerator: Accelerator) -> None:
     log_from_main_process(accelerator)
     set_seed(options.seed)
     model, tokenizer = _model_and_tokenizer(choices)
@@ -144,14 +144,24 @@ def main() -> None:
         evaluate=evaluate,
         tokenizer=tokenizer,
         run_config={"data": asdict(data), "model": asdict(choices), "config": model.config.to_dict()},
+        compared=_compared(data, rows),
     )
     if accelerator.is_main_process:
         sizes = {part: _size(part_rows) for part, part_rows in rows.items()}
         facts = _card(data, choices, options, accelerator, model, result, sizes)
-        _write(Path(options.output_dir), result, facts, time.perf_counter() - started)
         if options.export_code:
             export_code(model, options.output_dir)
-    accelerator.end_training()
+        _write(Path(options.output_dir), result, facts)
+
+
+def _compared(data: DataOptions, rows: dict[str, AnyDataset]) -> dict[str, Any]:
+    """What a run that goes on must have as before, beside the rows of train: a stream cannot be read beforehand."""
+    files = [data.dataset] if data.dataset and Path(data.dataset).is_dir() else data.files
+    streamed = fingerprint_files(files) | {"text_column": data.text_column} if data.streaming else {}
+    validation = (
+        {"validation data": fingerprint_rows(cast(Dataset, rows["validation"]))} if "validation" in rows else {}
+    )
+    return streamed | validation
 
 
 def _check_options(data: DataOptions, choices: ModelOptions) -> None:
@@ -188,11 +198,12 @@ def _texts(data: DataOptions, seed: int) -> dict[str, AnyDataset]:
     if data.dataset:
         texts = named_texts(data.dataset, data.dataset_config, data.dataset_split, data.text_column, data.streaming)
     elif data.streaming:
-        texts = stream_texts(data.files, data.text_column)
+        texts = stream_texts(data.files, data.text_column, data.text_format())
     else:
-        texts = read_texts(data.files, data.text_column, data.annotated)
+        texts = read_texts(data.files, data.text_column, data.annotated, data.text_format())
     if data.validation_files:
-        return {"train": texts, "validation": read_texts(data.validation_files, data.text_column, data.annotated)}
+        held_out = read_texts(data.validation_files, data.text_column, data.annotated, data.text_format())
+        return {"train": texts, "validation": held_out}
     if isinstance(texts, datasets.IterableDataset) or not data.validation_split:
         return {"train": texts}
     if len(texts) < 2:
@@ -241,11 +252,12 @@ def _card(
         tables=tables,
         arguments=asdict(data) | asdict(choices) | asdict(options),
         hardware=describe_hardware(accelerator.num_processes, str(accelerator.device)),
+        seconds=result.seconds,
         limits=["It has learnt from these texts alone, and repeats what they hold, errors and prejudices included."],
     )
 
 
-def _write(folder: Path, result: TrainingResult, facts: CardFacts, seconds: float) -> None:
+def _write(folder: Path, result: TrainingResult, facts: CardFacts) -> None:
     losses = [record["loss"] for record in result.history if "loss" in record]
     metrics = {
         **result.metrics,
@@ -253,13 +265,11 @@ def _write(folder: Path, result: TrainingResult, facts: CardFacts, seconds: floa
         "global_step": result.global_step,
         "epoch": result.epoch,
         "best_step": result.best_step,
-        "seconds": round(seconds, 2),
+        "seconds": result.seconds,
     }
-    text = json.dumps(metrics, indent=2)
-    (folder / "metrics.json").write_text(text + "\n", encoding="utf-8")
-    facts.seconds = seconds
     write_model_card(facts, folder)
-    print(text)
+    write_json(folder / "metrics.json", metrics)
+    print(json.dumps(metrics, indent=2))
 
 
 if __name__ == "__main__":

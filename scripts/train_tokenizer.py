@@ -8,33 +8,35 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from transformers import HfArgumentParser, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
-from fratrie.data.annotation import read_annotations
-from fratrie.data.tables import existing_file, raise_row_problems, read_table, read_text
+from fratrie.data.loading import load_texts
+from fratrie.data.text_files import existing_file, read_text
+from fratrie.files import new_folder
 from fratrie.tokenization import Sibling, train_byte_level_bpe, train_character_tokenizer
+from fratrie.training.classifiers import TOKENIZER_FILES
 from fratrie.training.cli import run
+from fratrie.training.corpora import named_texts
+from fratrie.training.options import ReadingOptions, read_options
 
 SAMPLE = 10_000
 
 
-@dataclass
-class TokenizerArguments:
+@dataclass(kw_only=True)
+class TokenizerArguments(ReadingOptions):
     """What to read, what to train and where to save it."""
 
     output_dir: str = field(metadata={"help": "Folder for the tokenizer; created if it does not exist."})
+    overwrite: bool = field(default=False, metadata={"help": "Replace a tokenizer that the folder holds."})
     files: list[str] = field(
         default_factory=list,
-        metadata={"help": "Texts: .txt, .csv, .tsv, .json, .jsonl or .parquet files, UTF-8."},
+        metadata={"help": "Texts: .txt, .csv, .tsv, .json, .jsonl or .parquet files."},
     )
     annotated: bool = field(
         default=False,
         metadata={"help": "The files hold annotated lines 'CODE SENTENCE': train on the sentences alone."},
-    )
-    text_column: str = field(
-        default="text", metadata={"help": "Column that holds the text, in everything but .txt files."}
     )
     dataset: str | None = field(
         default=None,
@@ -71,73 +73,46 @@ class TokenizerArguments:
 
 def main() -> None:
     """Read, train, save, and print what came out."""
-    parser = HfArgumentParser(TokenizerArguments, description=__doc__)
-    (arguments,) = parser.parse_args_into_dataclasses()
+    (arguments,) = read_options(__doc__, TokenizerArguments)
     texts = _texts(arguments)
-    _prepare_folder(arguments.output_dir)
+    _prepare_folder(arguments.output_dir, arguments.overwrite)
     sample: list[str] = []
     tokenizer = _train(_remember(texts, sample), arguments)
-    tokenizer.save_pretrained(arguments.output_dir)
+    with new_folder(arguments.output_dir) as folder:
+        tokenizer.save_pretrained(folder)
     print(_summary(tokenizer, sample, arguments))
 
 
 def _texts(arguments: TokenizerArguments) -> Iterable[str]:
     if bool(arguments.files) == bool(arguments.dataset):
         raise ValueError("give either --files or --dataset: one of them says which texts to train on")
+    if arguments.streaming and not arguments.dataset:
+        raise ValueError("--streaming reads a --dataset as it comes; --files are read whole: leave one of them out")
     if arguments.dataset:
-        return _dataset_texts(arguments)
-    return [text for path in arguments.files for text in _file_texts(existing_file(path), arguments)]
+        where = (arguments.dataset, arguments.dataset_config, arguments.dataset_split, arguments.text_column)
+        return (row["text"] for row in named_texts(*where, arguments.streaming))
+    return [text for path in arguments.files for text in _file_texts(path, arguments)]
 
 
-def _file_texts(path: Path, arguments: TokenizerArguments) -> list[str]:
-    if arguments.annotated:
-        return [segment.text for segment in read_annotations(path)]
-    if path.suffix.lower() == ".txt":
-        text = read_text(path).replace("\r\n", "\n")
-        if not text.strip():
-            raise ValueError(f"{path}: the file is empty, expected text")
-        # Line ends stay: they are characters to learn like any other.
-        return text.splitlines(keepends=True)
-    texts = read_table(path).column(arguments.text_column, "text_column")
-    problems: dict[str, list[int]] = {}
-    for row, text in enumerate(texts, start=1):
-        if not isinstance(text, str):
-            problems.setdefault(f"{text!r} is not a text", []).append(row)
-    raise_row_problems(path, problems, "remove these rows or pick another column by --text_column")
-    return texts
+def _file_texts(path: str, arguments: TokenizerArguments) -> list[str]:
+    if arguments.annotated or existing_file(path).suffix.lower() != ".txt":
+        return load_texts(path, arguments.text_column, arguments.annotated, arguments.text_format())
+    text = read_text(path, arguments.encoding).replace("\r\n", "\n")
+    if not text.strip():
+        raise ValueError(f"{path}: the file is empty, expected text")
+    # Line ends stay: they are characters to learn like any other.
+    return text.splitlines(keepends=True)
 
 
-def _dataset_texts(arguments: TokenizerArguments) -> Iterator[str]:
-    from datasets.exceptions import DatasetsError
-
-    name, column = arguments.dataset, arguments.text_column
-    try:
-        for row in _load_dataset(arguments):
-            if column not in row:
-                there = ", ".join(map(repr, row))
-                raise ValueError(f"no column {column!r}; its columns are {there}: pick one by --text_column")
-            yield row[column]
-    except (DatasetsError, ValueError) as error:
-        raise ValueError(f"{name}: {error.__cause__ or error}") from error
-
-
-def _load_dataset(arguments: TokenizerArguments) -> Iterable[dict[str, Any]]:
-    from datasets import load_dataset, load_from_disk
-
-    folder = Path(str(arguments.dataset))
-    if (folder / "dataset_dict.json").exists():
-        folder = folder / arguments.dataset_split
-    if (folder / "state.json").exists():
-        return load_from_disk(folder)
-    return load_dataset(
-        arguments.dataset,
-        arguments.dataset_config,
-        split=arguments.dataset_split,
-        streaming=arguments.streaming,
-    )
-
-
-def _prepare_folder(path: str) -> None:
+def _prepare_folder(path: str, overwrite: bool) -> None:
+    held = [
+        name for name in (*TOKENIZER_FILES, "tokenizer_config.json", "config.json") if (Path(path) / name).exists()
+    ]
+    if held and not overwrite:
+        raise ValueError(
+            f"{path} holds {held[0]}, and a model would read other tokens than it has learnt: choose another "
+            "--output_dir, or say --overwrite"
+        )
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
         if not os.access(path, os.W_OK):

@@ -238,7 +238,7 @@ def test_without_locks_nothing_is_refused_or_swept(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "error",
     [
-        OSError(errno.ENOSPC, "full"),
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
         SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
         Exception("No space left on device (os error 28)"),
     ],

@@ -41,23 +41,25 @@ class Case:
 def make_sound(folder: Path) -> None:
     """Models, tokenizers, tables and a resumable run that are as they should be."""
     torch.manual_seed(0)
-    for sibling in ("encoder", "decoder", "seq2seq"):
-        train_byte_level_bpe(TEXTS, 300, sibling=sibling, show_progress=False).save_pretrained(folder / sibling)
-    tokenizer = train_byte_level_bpe(TEXTS, 300, show_progress=False)
-    tokens = {"vocab_size": len(tokenizer), "pad_token_id": 1}
+    tokenizers = {
+        sibling: train_byte_level_bpe(TEXTS, 290, sibling=sibling, num_sentinels=4, show_progress=False)
+        for sibling in ("encoder", "decoder", "seq2seq")
+    }
+    for sibling, tokenizer in tokenizers.items():
+        tokenizer.save_pretrained(folder / sibling)
+    tokens = {"vocab_size": len(tokenizers["encoder"]), "pad_token_id": 1, "eos_token_id": 2}
     names = {"id2label": dict(enumerate(LABELS)), "label2id": {label: i for i, label in enumerate(LABELS)}}
     config = fratrie.FratrieEncoderConfig(**SIZES, **tokens, **names, problem_type="multi_label_classification")
+    turned = fratrie.FratrieSeq2SeqConfig(**SIZES, **tokens)
     models = {
         "classifier": fratrie.FratrieEncoderForSequenceClassification(config),
         "body": fratrie.FratrieEncoderForMaskedLM(fratrie.FratrieEncoderConfig(**SIZES, **tokens)),
         "bert": BertForMaskedLM(BertConfig(**SIZES, **tokens, max_position_embeddings=64)),
+        "turner": fratrie.FratrieSeq2SeqForConditionalGeneration(turned),
     }
     for name, model in models.items():
         model.save_pretrained(folder / name)
-        tokenizer.save_pretrained(folder / name)
-    turned = fratrie.FratrieSeq2SeqConfig(**SIZES, **tokens, eos_token_id=2)
-    fratrie.FratrieSeq2SeqForConditionalGeneration(turned).save_pretrained(folder / "turner")
-    train_byte_level_bpe(TEXTS, 300, sibling="seq2seq", show_progress=False).save_pretrained(folder / "turner")
+        tokenizers["seq2seq" if name == "turner" else "encoder"].save_pretrained(folder / name)
     rows = [
         {"text": text, "labels": ["m" if "mère" in text else "p", "+" if "aime" in text else "-"]} for text in TEXTS
     ]

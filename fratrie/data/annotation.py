@@ -10,6 +10,8 @@ from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
+from fratrie.data.text_files import ENCODING_ADVICE, existing_file
+
 LABELS = ("+", "-", "0", "i", "j", "f", "s", "p", "m", "a", "t")
 VALENCES = LABELS[:4]
 SUBJECTS = LABELS[4:]
@@ -63,7 +65,7 @@ class LineProblem(NamedTuple):
 
 
 class AnnotationError(ValueError):
-    """A file that breaks the annotation format; `problems` and the message list every wrong line."""
+    """A file that breaks the annotation format: `problems` holds every wrong line, the message the first ones."""
 
     def __init__(self, path: str | PathLike[str], problems: Sequence[LineProblem]) -> None:
         super().__init__(path, problems)
@@ -71,9 +73,8 @@ class AnnotationError(ValueError):
         self.problems = tuple(problems)
 
     def __str__(self) -> str:
-        lines = [f"{self.path}: {len(self.problems)} wrong line(s); {GRAMMAR}"]
-        lines += [f"{self.path}, line {n}: {reason}: {excerpt(text)}" for n, text, reason in self.problems]
-        return "\n".join(lines)
+        lines = [f"{self.path}, line {n}: {reason}: {excerpt(text)}" for n, text, reason in self.problems]
+        return "\n".join([f"{self.path}: {len(self.problems)} wrong line(s); {GRAMMAR}", *first_of(lines)])
 
 
 def canonical_code(code: str) -> str:
@@ -91,19 +92,20 @@ def code_labels(code: str) -> tuple[str, ...]:
     return tuple(label for label in LABELS if label in characters)
 
 
-def read_annotations(path: str | PathLike[str], continuation: str = "merge") -> list[Segment]:
+def read_annotations(path: str | PathLike[str], continuation: str = "merge", encoding: str = "utf-8") -> list[Segment]:
     """Read a file of the annotation format, in the order of its lines.
 
     Windows line ends, a byte order mark, typographic dashes in codes, any number of spaces after a comma and
     around a sentence are understood; only `\\n` and `\\r\\n` end a line.
 
     Args:
-        path: a UTF-8 file.
+        path: the file.
         continuation: what a line `& SENTENCE` becomes: `"merge"` appends it to the segment above after one
             space; `"inherit"` makes it a segment of its own with the code of the segment above.
+        encoding: of the file, as Python names it.
 
     Raises:
-        AnnotationError: lists all wrong lines, or says that the file is empty or not UTF-8.
+        AnnotationError: lists the wrong lines, or says that the file is empty or of another encoding.
         OSError: the file cannot be read.
     """
     if continuation not in CONTINUATIONS:
@@ -111,7 +113,7 @@ def read_annotations(path: str | PathLike[str], continuation: str = "merge") -> 
     segments: list[Segment] = []
     problems: list[LineProblem] = []
     respondent, code, in_block = -1, "", False
-    for number, line, problem in _lines(Path(path).read_bytes()):
+    for number, line, problem in _lines(existing_file(path).read_bytes(), encoding):
         if problem is None and not line.strip(" \t"):
             code, in_block = "", False
             continue
@@ -179,15 +181,29 @@ def text_problem(text: str) -> str | None:
     return None
 
 
-def excerpt(text: str, width: int = 100) -> str:
-    """The text as a quoted literal, cut after `width` characters."""
-    return repr(text if len(text) <= width else text[: width - 1] + "…")
+def excerpt(value: object, width: int = 100) -> str:
+    """The value as a literal, cut after `width` characters; a text inside its quotes."""
+    if isinstance(value, str):
+        return repr(value if len(value) <= width else value[: width - 1] + "…")
+    shown = repr(value)
+    return shown if len(shown) <= width else shown[: width - 1] + "…"
 
 
-def _lines(data: bytes) -> Iterator[tuple[int, str, str | None]]:
+def first_of(lines: Sequence[str], most: int = 20) -> list[str]:
+    """The first lines, and how many more there are."""
+    return [*lines[:most], *([f"… and {len(lines) - most:,} more"] if len(lines) > most else [])]
+
+
+def _lines(data: bytes, encoding: str) -> Iterator[tuple[int, str, str | None]]:
     """Number, text and encoding problem of each line."""
+    if codecs.lookup(encoding).name != "utf-8":
+        try:
+            data = data.decode(encoding).encode()
+        except UnicodeError as error:
+            yield 1, "", f"the file is not {encoding} ({error}): {ENCODING_ADVICE}"
+            return
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        yield 1, data[:2].decode("latin-1"), "the file is UTF-16, expected UTF-8: save it as UTF-8"
+        yield 1, data[:2].decode("latin-1"), f"the file is UTF-16, expected UTF-8: {ENCODING_ADVICE}"
         return
     start = len(codecs.BOM_UTF8) if data.startswith(codecs.BOM_UTF8) else 0
     for number, raw in enumerate(data[start:].split(b"\n"), start=1):
@@ -196,7 +212,7 @@ def _lines(data: bytes) -> Iterator[tuple[int, str, str | None]]:
             yield number, line.decode(), None
         except UnicodeDecodeError as error:
             reason = f"byte 0x{line[error.start]:02x} at offset {start + error.start} is not UTF-8, "
-            yield number, line.decode(errors="backslashreplace"), f"{reason}expected UTF-8: save it as UTF-8"
+            yield number, line.decode(errors="backslashreplace"), f"{reason}expected UTF-8: {ENCODING_ADVICE}"
         start += len(raw) + 1
 
 

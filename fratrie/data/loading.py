@@ -1,21 +1,30 @@
 """Labelled texts for training and evaluation, and bare texts for prediction, from the files people have."""
 
 import logging
-import re
+import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from datasets import ClassLabel, Dataset, Features, List, Value
 
-from fratrie.data.annotation import LABELS, canonical_code, code_labels, read_annotations, text_problem
-from fratrie.data.tables import Table, existing_file, raise_row_problems, read_table, read_text
+from fratrie.data.annotation import (
+    LABELS,
+    canonical_code,
+    code_labels,
+    excerpt,
+    first_of,
+    read_annotations,
+    text_problem,
+)
+from fratrie.data.labels import Problems, plain_name, read_labels
+from fratrie.data.repeats import tell_repeats
+from fratrie.data.tables import Table, raise_row_problems, read_table, shown_rows
+from fratrie.data.text_files import UTF8, TextFormat, existing_file, read_text
 
 logger = logging.getLogger(__name__)
-
-Problems = defaultdict[str, list[int]]
 
 
 def load_labelled(
@@ -26,17 +35,20 @@ def load_labelled(
     group_column: str | None = None,
     multi_label: bool | None = None,
     continuation: str = "merge",
+    form: TextFormat = UTF8,
 ) -> Dataset:
     """Read labelled texts into an in-memory dataset with the columns `text` and `labels`.
 
     The feature of `labels` says the task: `List(ClassLabel)` for several labels a text, `ClassLabel` for one.
     A column of speakers is kept as `respondent`, a column of annotation codes as `code`.
 
-    A cell of labels is a list of names or positions; one name or position; or names in one string separated
-    by `,`, `;` or `|` or, where that gives known names or the column has none of these, by spaces. Integers are
+    A cell of labels is a list of names or positions; one name or position; names in one string separated
+    by `,`, `;`, `|` or `#` or, where that gives known names or the column has none of these, by spaces; or a list as
+    Python, json, numpy (`['a' 'b']`) or Label Studio (`{"choices": ["a", "b"]}`) write it. Integers are
     positions in `label_names`, unless all these names are numbers; a column of strings that are all numbers
-    is integers if no name is a number. Without a column `labels`, a column `code` is read as annotation
-    codes (`jm+, jp-`).
+    is integers if no name is a number. Names that look alike (composed accents or not, invisible characters, special
+    and outer spaces) are one; those that differ in case are told. Without a column `labels`, a column `code` is read
+    as annotation codes (`jm+, jp-`). Repeated texts are logged.
 
     Args:
         path: .txt (annotation format), .csv, .tsv, .json, .jsonl or .parquet.
@@ -46,6 +58,7 @@ def load_labelled(
         group_column: column that names the speaker; by default `respondent` or `group` where there is one.
         multi_label: several labels a text or one; by default several if any text has a list or two labels.
         continuation: see `read_annotations`; for .txt files.
+        form: encoding and delimiter of the file.
 
     Raises:
         ValueError: lists the wrong lines or rows, with the known labels, or the columns there are.
@@ -53,74 +66,115 @@ def load_labelled(
     """
     path = existing_file(path)
     if path.suffix.lower() == ".txt":
-        table = _annotation_table(path, continuation)
+        table = _annotation_table(path, continuation, form)
         text_column, label_column, group_column = "text", "code", "respondent"
     else:
-        table = read_table(path)
+        table = read_table(path, form)
         if label_column == "labels" and "labels" not in table.columns and "code" in table.columns:
             label_column = "code"
     problems: Problems = defaultdict(list)
-    columns = {"text": table.column(text_column, "text_column")}
-    features: dict[str, Any] = {"text": Value("string")}
-    cells = table.column(label_column, "label_column")
-    _check_texts(columns["text"], problems)
-    if speakers := _speakers(table, group_column, problems):
-        numbered = all(type(speaker) is int for speaker in speakers)
-        columns["respondent"] = speakers if numbered else [str(speaker) for speaker in speakers]
-        features["respondent"] = Value("int64" if numbered else "string")
-    names = table.class_names.get(label_column) if label_names is None else _checked_names(label_names)
+    columns, features = _texts_and_speakers(table, text_column, group_column, problems)
+    cells = _label_cells(table, label_column)
+    names = _checked_names(label_names if label_names is not None else table.class_names.get(label_column))
     is_open = label_names is None or multi_label is None
     if label_column == "code":
         columns["code"], cells = _read_codes(cells, problems)
         features["code"] = Value("string")
         names, multi_label = names or list(LABELS), multi_label is not False
-    names, columns["labels"], several = _read_labels(cells, names, multi_label, problems)
-    raise_row_problems(
-        path, problems, _advice(names, several, is_open) if any("label" in each for each in problems) else ""
-    )
+    names, columns["labels"], several = read_labels(cells, names, multi_label, problems)
+    advice = _advice(names, several, is_open) if any("label" in each for each in problems) else ""
+    raise_row_problems(path, problems, advice)
     if not names:
         raise ValueError(f"{path}: no row has a label in the column {label_column!r}")
+    tell_repeats(path, columns["text"], [tuple(ids) if several else ids for ids in columns["labels"]])
     features["labels"] = List(ClassLabel(names=names)) if several else ClassLabel(names=names)
     return Dataset.from_dict(columns, features=Features(features))
 
 
-def load_texts(path: str | PathLike[str], text_column: str = "text", annotated: bool = False) -> list[str]:
-    """Read texts to predict: one a line from .txt, or a column of .csv, .tsv, .json, .jsonl or .parquet.
+def load_values(
+    path: str | PathLike[str],
+    text_column: str = "text",
+    label_column: str = "labels",
+    group_column: str | None = None,
+    form: TextFormat = UTF8,
+) -> Dataset:
+    """Read texts with a real value each into a dataset as `load_labelled` does, `labels` being a float.
 
-    Only `\\n` and `\\r\\n` end a line of .txt; blank lines there are skipped, and their number is logged.
+    Raises:
+        ValueError: lists the rows without a finite number or a text, or the columns there are.
+        OSError: the file is missing or cannot be read.
+    """
+    table = read_table(path, form)
+    problems: Problems = defaultdict(list)
+    columns, features = _texts_and_speakers(table, text_column, group_column, problems)
+    columns["labels"] = []
+    for number, cell in enumerate(table.column(label_column, "label_column"), start=1):
+        try:
+            columns["labels"].append(_finite(cell))
+        except (TypeError, ValueError, OverflowError):
+            problems[f"{excerpt(cell)}, expected a number in {label_column!r} for regression"].append(number)
+    raise_row_problems(table.path, problems)
+    tell_repeats(table.path, columns["text"], columns["labels"])
+    return Dataset.from_dict(columns, features=Features(features | {"labels": Value("float32")}))
+
+
+def load_texts(
+    path: str | PathLike[str], text_column: str = "text", annotated: bool = False, form: TextFormat = UTF8
+) -> list[str]:
+    """Read texts: one a line from .txt, or a column of .csv, .tsv, .json, .jsonl or .parquet.
+
+    Only `\\n` and `\\r\\n` end a line of .txt. Blank lines and empty cells are left out, which is logged.
 
     Args:
         path: the file.
         text_column: column of the texts; it plays no part in .txt files.
         annotated: the file is in the annotation format; its sentences without codes are the texts.
+        form: encoding and delimiter of the file.
 
     Raises:
-        ValueError: the file has no texts, an empty cell (with its row), no such column, or another encoding.
+        ValueError: the file has no texts, a cell that is no text (with its row), no such column, or another encoding.
         OSError: the file is missing or cannot be read.
     """
-    return load_texts_and_others(path, text_column, annotated)[0]
+    texts, _ = load_texts_and_others(path, text_column, annotated, form)
+    return [texts[place] for place in places_of_texts(path, texts)]
 
 
 def load_texts_and_others(
-    path: str | PathLike[str], text_column: str = "text", annotated: bool = False
-) -> tuple[list[str], dict[str, list[Any]]]:
-    """Read texts as `load_texts` does, and the other columns of their file."""
+    path: str | PathLike[str], text_column: str = "text", annotated: bool = False, form: TextFormat = UTF8
+) -> tuple[list[Any], dict[str, list[Any]]]:
+    """Read the cells of texts as they are, empty ones too, and the other columns of their file."""
     path = existing_file(path)
     if annotated:
-        columns = _annotation_table(path, "merge").columns
+        columns = _annotation_table(path, "merge", form).columns
         return columns.pop("text"), columns
     if path.suffix.lower() == ".txt":
-        return _lines(path), {}
-    table = read_table(path)
+        return _lines(path, form), {}
+    table = read_table(path, form)
     texts = table.column(text_column, "text_column")
-    problems: Problems = defaultdict(list)
-    _check_texts(texts, problems)
-    raise_row_problems(path, problems, "remove these rows or give them a text")
     return texts, {name: cells for name, cells in table.columns.items() if name != text_column}
 
 
-def _lines(path: Path) -> list[str]:
-    lines = [line.removesuffix("\r") for line in read_text(path).removesuffix("\n").split("\n")]
+def places_of_texts(path: str | PathLike[str], texts: Sequence[Any]) -> list[int]:
+    """The places of the texts that a model can read; those of empty cells are left out, and logged.
+
+    Raises:
+        ValueError: a cell that is no text, or no text at all.
+    """
+    empty = [row for row, text in enumerate(texts) if text is None or (isinstance(text, str) and not text.strip())]
+    places = sorted(set(range(len(texts))) - set(empty))
+    problems: Problems = defaultdict(list)
+    _check_texts(texts, problems, places)
+    raise_row_problems(Path(path), problems, "remove these rows or give them a text")
+    if not places:
+        raise ValueError(f"{path}: all {len(texts)} texts are empty")
+    if empty:
+        rows = shown_rows([row + 1 for row in empty])
+        logger.warning("%s: %d empty text(s) are left out (%s, counted without a header)", path, len(empty), rows)
+    return places
+
+
+def _lines(path: Path, form: TextFormat) -> list[str]:
+    lines = [line.removesuffix("\r") for line in read_text(path, form.encoding).removesuffix("\n").split("\n")]
     texts = [line for line in lines if line.strip()]
     if not texts:
         raise ValueError(f"{path}: the file is empty, expected one sentence a line")
@@ -146,127 +200,30 @@ def _begins_with_a_code(line: str) -> bool:
 
 def _advice(names: Sequence[str], several: bool, is_open: bool) -> str:
     """What the labels are taken for, and how to change what the caller left open."""
+    if not names:
+        return ""
     kind = "multi_label_classification" if several else "single_label_classification"
     way_out = " (label_names and multi_label change this; in finetune.py --label_names and --problem_type, here {})"
-    known = f"known labels: {', '.join(names)}; several labels a text: {'yes' if several else 'no'}"
+    known = f"known labels: {', '.join(first_of(names, 50))}; several labels a text: {'yes' if several else 'no'}"
     return known + way_out.format(kind) * is_open
 
 
-class _KnownLabels:
-    """Finds labels, written as names (strings) or positions (integers), among known names."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self.ids = {name: position for position, name in enumerate(names)}
-        self.numeric = all(map(_is_number, names))
-
-    def position(self, label: str | int) -> int | None:
-        if isinstance(label, str) or self.numeric:
-            return self.ids.get(str(label))
-        return label if 0 <= label < len(self.ids) else None
-
-    def split(self, cell: str) -> list[str]:
-        labels = []
-        for part in [cell] if cell in self.ids else _split_at_commas(cell):
-            words = part.split()
-            whole = part in self.ids or not any(word in self.ids for word in words)
-            labels += [part] if whole else words
-        return labels
+def _finite(cell: Any) -> float:
+    if isinstance(cell, bool) or not math.isfinite(value := float(cell)):
+        raise ValueError
+    return value
 
 
-def _read_labels(
-    cells: Sequence[Any], names: list[str] | None, multi_label: bool | None, problems: Problems
-) -> tuple[list[str], list[Any], bool]:
-    """Label names, label ids of each row (a list, or one id) and whether a row may have several."""
-    cells = _numbers_as_positions(cells, names or [])
-    split = _splitter(cells, names, multi_label)
-    rows: list[list[str | int]] = []
-    unread = set()
-    for number, cell in enumerate(cells, start=1):
-        try:
-            rows.append(_cell_labels(cell, split))
-        except ValueError as error:
-            problems[str(error)].append(number)
-            rows.append([])
-            unread.add(number)
-    listed = any(isinstance(cell, list) for cell in cells) or any(len(row) > 1 for row in rows)
-    several = listed if multi_label is None else multi_label
-    if names is None:
-        rows = [[str(label) for label in row] for row in rows]
-        names = sorted({str(label) for row in rows for label in row}, key=_natural_order)
-        _check_own_names(names, rows, problems)
-    known = _KnownLabels(names)
-    ids: list[Any] = []
-    for number, row in enumerate(rows, start=1):
-        positions = {label: known.position(label) for label in row}
-        for label in (label for label, position in positions.items() if position is None):
-            problems[f"unknown label {label!r}"].append(number)
-        if not several and len(positions) != 1 and number not in unread:
-            problems["several labels, expected one" if positions else "no label, expected one"].append(number)
-        found = sorted({position for position in positions.values() if position is not None})
-        ids.append(found if several else next(iter(found), 0))
-    return names, ids, several
-
-
-def _check_own_names(names: Sequence[str], rows: Sequence[Sequence[str | int]], problems: Problems) -> None:
-    """Note names that are several others, written with spaces where the column has commas; tell of look-alikes."""
-    several = {name for name in names if " " in name and set(name.split()) <= set(names)}
-    for number, row in enumerate(rows, start=1):
-        for name in several & set(map(str, row)):
-            problems[f"the label {name!r} is made of others: separate labels in one way, by ',' or by spaces"].append(
-                number
-            )
-    alike: defaultdict[str, list[str]] = defaultdict(list)
-    for name in names:
-        alike[name.casefold()].append(name)
-    if pairs := [" and ".join(map(repr, same)) for same in alike.values() if len(same) > 1]:
-        logger.warning("labels that differ in case alone are different labels: %s", "; ".join(pairs))
-
-
-def _numbers_as_positions(cells: Sequence[Any], names: Sequence[str]) -> Sequence[Any]:
-    """Cells with strings of numbers turned to integers, if all are such and no known name is a number."""
-    words = {cell: re.findall(r"[^,;|\s]+", cell) for cell in cells if isinstance(cell, str)}
-    all_numbers = all(_is_number(word) for row in words.values() for word in row)
-    if not names or not all_numbers or any(map(_is_number, names)):
-        return cells
-    numbers = {cell: [int(word) for word in row] for cell, row in words.items()}
-    read = {cell: row if len(row) > 1 else next(iter(row), None) for cell, row in numbers.items()}
-    return [read[cell] if isinstance(cell, str) else cell for cell in cells]
-
-
-def _splitter(cells: Sequence[Any], names: list[str] | None, multi_label: bool | None) -> Callable[[str], list[str]]:
-    """How a string of labels is cut, judged over the whole column."""
-    if multi_label is False:
-        return lambda cell: [cell] if cell else []
-    if names is not None:
-        return _KnownLabels(names).split
-    strings = [cell.strip() for cell in cells if isinstance(cell, str)]
-    if any(re.search(r"[,;|]", cell) for cell in strings):
-        return _split_at_commas
-    if multi_label is None and any(len(cell.split()) > 1 for cell in strings):
-        logger.warning(
-            "labels with spaces are read as several labels each; if a name holds spaces, "
-            "name all labels (label_names) or ask for one label a text"
+def _label_cells(table: Table, label_column: str) -> list[Any]:
+    """The column of labels; where there is none, a ValueError also says why columns of zeros and ones are not read."""
+    marks = ("0", "1", "0.0", "1.0", "False", "True")
+    places = [name for name, cells in table.columns.items() if all(str(cell) in marks for cell in cells)]
+    if label_column not in table.columns and len(places) > 1:
+        raise ValueError(
+            f"{table.path}: no column {label_column!r}, and columns of zeros and ones ({', '.join(first_of(places))}) "
+            "are not read: write the names of the labels that hold into one column"
         )
-    return str.split
-
-
-def _split_at_commas(cell: str) -> list[str]:
-    return [part.strip() for part in re.split(r"[,;|]", cell) if part.strip()]
-
-
-def _cell_labels(cell: Any, split: Callable[[str], list[str]]) -> list[str | int]:
-    """The labels of one cell, as written; a ValueError says why it holds none."""
-    if cell is None:
-        return []
-    if isinstance(cell, str):
-        return [*split(cell.strip())]
-    labels = cell if isinstance(cell, list) else [cell]
-    for label in labels:
-        if type(label) is not int and not (isinstance(label, str) and label.strip()):
-            raise ValueError(f"label {label!r}, expected a name or a whole number")
-    if len(set(labels)) < len(labels) and all(isinstance(label, int) for label in labels):
-        raise ValueError(f"label positions {labels} repeat, expected a set of positions (no zeros and ones)")
-    return labels
+    return table.column(label_column, "label_column")
 
 
 def _read_codes(cells: Sequence[Any], problems: Problems) -> tuple[list[str], list[list[str]]]:
@@ -283,41 +240,50 @@ def _read_codes(cells: Sequence[Any], problems: Problems) -> tuple[list[str], li
     return codes, labels
 
 
-def _annotation_table(path: Path, continuation: str) -> Table:
-    segments = read_annotations(path, continuation)
+def _annotation_table(path: Path, continuation: str, form: TextFormat) -> Table:
+    segments = read_annotations(path, continuation, form.encoding)
     names = ("text", "code", "respondent")
     return Table(path, {name: [getattr(segment, name) for segment in segments] for name in names})
 
 
-def _speakers(table: Table, group_column: str | None, problems: Problems) -> list[Any]:
-    """The column of speakers, or nothing if the file has none and none was asked for."""
-    candidates = [name for name in ("respondent", "group") if name in table.columns]
-    name = group_column or next(iter(candidates), None)
+def _texts_and_speakers(
+    table: Table, text_column: str, group_column: str | None, problems: Problems
+) -> tuple[dict[str, list[Any]], dict[str, Any]]:
+    """The columns `text` and, where the file names who speaks or it is asked for, `respondent`; and their features."""
+    columns = {"text": table.column(text_column, "text_column")}
+    features: dict[str, Any] = {"text": Value("string")}
+    _check_texts(columns["text"], problems)
+    name = group_column or next((name for name in ("respondent", "group") if name in table.columns), None)
     if name is None:
-        return []
+        return columns, features
     speakers = table.column(name, "group_column")
     missing = [number for number, speaker in enumerate(speakers, start=1) if speaker in (None, "")]
     if missing:
         problems[f"no {name}"] += missing
-    return speakers
+    numbered = all(type(speaker) is int and abs(speaker) < 2**63 for speaker in speakers)
+    columns["respondent"] = (
+        speakers
+        if numbered
+        else [
+            "" if speaker is None else str(speaker).encode(errors="backslashreplace").decode() for speaker in speakers
+        ]
+    )
+    return columns, features | {"respondent": Value("int64" if numbered else "string")}
 
 
-def _check_texts(texts: Sequence[Any], problems: Problems) -> None:
-    for number, text in enumerate(texts, start=1):
-        problem = text_problem(text) if isinstance(text, str) else f"is {text!r}, expected a string"
+def _check_texts(texts: Sequence[Any], problems: Problems, places: Iterable[int] | None = None) -> None:
+    for place in range(len(texts)) if places is None else places:
+        text = texts[place]
+        problem = text_problem(text) if isinstance(text, str) else f"is {excerpt(text)}, expected a string"
         if problem:
-            problems[f"the text {problem}"].append(number)
+            problems[f"the text {problem}"].append(place + 1)
 
 
-def _checked_names(names: Sequence[str]) -> list[str]:
-    if not names or len(set(names)) < len(names):
-        raise ValueError(f"label_names={list(names)!r}: expected one name or more, each of them once")
+def _checked_names(names: Sequence[str] | None) -> list[str] | None:
+    if names is None:
+        return None
+    spellings = [plain_name(name) for name in names]
+    if not names or not all(spellings) or len(set(spellings)) < len(names):
+        shown = excerpt(list(names), 300)
+        raise ValueError(f"label_names={shown}: expected one name or more, each of them once and unlike the others")
     return list(names)
-
-
-def _natural_order(name: str) -> tuple[bool, int, str]:
-    return not _is_number(name), int(name) if _is_number(name) else 0, name
-
-
-def _is_number(name: str) -> bool:
-    return name.removeprefix("-").isdecimal()

@@ -1,18 +1,26 @@
-"""Files of rows (csv, tsv, json, jsonl, parquet) read into plain columns, and UTF-8 text with located errors.
+"""Files of rows (csv, tsv, json, jsonl, parquet) read into plain columns, or one column of them row by row.
 
 The readers guess no types: in a French corpus «nan» and «null» are words, and a label may be called `0`."""
 
-import codecs
 import csv
 import io
+import itertools
 import json
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from fratrie.data.annotation import excerpt
+from fratrie.data.annotation import excerpt, first_of
+from fratrie.data.text_files import UTF8, TextFormat, checked_lines, existing_file, open_text, read_text
+
+csv.field_size_limit(2**31 - 1)  # a cell may hold a whole book; Python takes 131,072 characters for a mistake
+
+_EXCEL_LINE = re.compile(r'\ufeff?"?sep=(.)"?\r?\n', re.IGNORECASE)
+_SAMPLE = 1000
 
 
 @dataclass(frozen=True)
@@ -26,151 +34,316 @@ class Table:
     def column(self, name: str, option: str) -> list[Any]:
         """The values of a column; a ValueError names the columns there are and the option that picks one."""
         if name not in self.columns:
-            there = ", ".join(map(repr, self.columns))
-            raise ValueError(
-                f"{self.path}: no column {name!r}; its columns are {there}: pick one by {option} (--{option})"
-            )
+            raise missing_column(self.path, name, self.columns, option)
         return self.columns[name]
 
 
-def read_table(path: str | PathLike[str]) -> Table:
-    """Read a .csv, .tsv, .json, .jsonl or .parquet file (UTF-8).
+def missing_column(source: str | PathLike[str], name: str, there: Iterable[str], option: str) -> ValueError:
+    """The error for a column that is not there; `option` is the name of the argument that picks another."""
+    assert option.isidentifier(), option
+    columns = ", ".join(first_of([excerpt(column) for column in there]))
+    return ValueError(f"{source}: no column {name!r}; its columns are {columns}: pick one by {option} (--{option})")
 
-    csv and tsv: a header line, then strings; a csv whose header has semicolons or tabs and no comma is split at
-    these. json: objects one a line, or one array of objects; an absent key is None.
+
+def read_table(path: str | PathLike[str], form: TextFormat = UTF8) -> Table:
+    """Read a .csv, .tsv, .json, .jsonl or .parquet file.
+
+    csv and tsv: a header line, then strings; Excel's first line `sep=;` is understood, and a column without a name
+    and content is left out. json: objects one a line, or one array of objects; an absent key is None.
 
     Raises:
         ValueError: the content is not what the extension promises (with the line), or there are no rows.
         OSError: the file is missing or cannot be read.
     """
     path = existing_file(path)
-    reader = _READERS.get(path.suffix.lower())
-    if reader is None:
-        raise ValueError(
-            f"{path}: unknown extension {path.suffix!r}; rename or convert the file to one of "
-            f"{', '.join(_READERS)} or .txt"
-        )
-    table = reader(path)
+    table = _READERS[table_kind(path)](path, form)
     if not any(table.columns.values()):
         raise ValueError(f"{path}: the file holds no rows")
     return table
 
 
-def existing_file(path: str | PathLike[str]) -> Path:
-    """The path if a file is there; otherwise FileNotFoundError or IsADirectoryError."""
-    path = Path(path)
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder, expected a file")
-    if not path.exists():
-        raise FileNotFoundError(f"{path}: there is no such file")
-    return path
+def stream_column(path: str | PathLike[str], column: str, form: TextFormat = UTF8) -> Iterator[Any]:
+    """The cells of a column that `read_table` would read, one after another.
 
-
-def read_text(path: Path) -> str:
-    """The text of a UTF-8 file without its byte order mark; a ValueError locates the first wrong byte."""
-    data = path.read_bytes()
-    try:
-        return data.removeprefix(codecs.BOM_UTF8).decode()
-    except UnicodeDecodeError as error:
-        offset = error.start + (len(codecs.BOM_UTF8) if data.startswith(codecs.BOM_UTF8) else 0)
-        line = data.count(b"\n", 0, offset) + 1
-        raise ValueError(
-            f"{path}, line {line}: byte 0x{data[offset]:02x} at offset {offset} is not UTF-8: save the file as UTF-8"
-        ) from None
+    Raises as `read_table`, when it comes to the wrong row; for json, the first row says which columns there are.
+    """
+    path = existing_file(path)
+    kind = table_kind(path)
+    if kind == ".parquet":
+        yield from _stream_parquet(path, column)
+    elif kind in (".csv", ".tsv"):
+        yield from _stream_csv(path, column, form)
+    elif kind == ".json" and _begins_an_array(path, form):
+        yield from _read_json(path, form).column(column, "text_column")
+    else:
+        yield from _stream_json_lines(path, column, form)
 
 
 def raise_row_problems(path: Path, problems: dict[str, list[int]], advice: str = "") -> None:
-    """Raise one ValueError that lists each problem with its rows, if there are any problems."""
+    """Raise one ValueError that lists the problems, each with its rows, if there are any."""
     if problems:
-        lines = [f"  {_shown_rows(rows)}: {problem}" for problem, rows in problems.items()]
+        lines = first_of([f"  {shown_rows(rows)}: {problem}" for problem, rows in problems.items()])
         lines += [f"  {advice}"] if advice else []
         raise ValueError("\n".join([f"{path} (rows counted from 1, without a header):", *lines]))
 
 
-def _shown_rows(rows: Sequence[int], most: int = 20) -> str:
+def shown_rows(rows: Sequence[int], most: int = 20) -> str:
+    """`row 3`, or `rows 3, 4, 9 and 12 more`."""
     shown = ", ".join(map(str, rows[:most]))
     more = f" and {len(rows) - most} more" if len(rows) > most else ""
     return f"{'row' if len(rows) == 1 else 'rows'} {shown}{more}"
 
 
-def _read_csv(path: Path) -> Table:
-    text = read_text(path)
-    header_line = text.split("\n", 1)[0]
-    others = [mark for mark in ";\t" if mark in header_line and "," not in header_line]
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else others[0] if others else ","
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    rows, problems = [], []
+def table_kind(path: Path) -> str:
+    """The extension of a file of rows; a ValueError for any other."""
+    kind = path.suffix.lower()
+    if kind not in _READERS:
+        raise ValueError(
+            f"{path}: unknown extension {path.suffix!r}; rename or convert the file to one of "
+            f"{', '.join(_READERS)} or .txt"
+        )
+    return kind
+
+
+# --- csv and tsv ---
+
+
+def _read_csv(path: Path, form: TextFormat) -> Table:
+    text = read_text(path, form.encoding)
+    rows = _csv_rows(io.StringIO(text, newline=""), path, _delimiter(path, form))
+    line, header = next(rows, (1, []))
+    _check_header(path, line, header)
+    kept, problems = [], []
+    for line, row in rows:
+        if len(row) == len(header):
+            kept.append(row)
+        else:
+            problems.append(_ragged(path, line, row, header))
+    if problems:
+        raise ValueError("\n".join(first_of(problems)))
+    columns = [(name, [row[place] for row in kept]) for place, name in enumerate(header)]
+    columns = [(name, cells) for name, cells in columns if name.strip() or any(map(str.strip, cells))]
+    if len(dict(columns)) < len(columns):
+        raise ValueError(
+            f"{path}, line 1: several columns with content have no name in {excerpt(header, 300)}: name them"
+        )
+    return Table(path, dict(columns))
+
+
+def _stream_csv(path: Path, column: str, form: TextFormat) -> Iterator[str]:
+    delimiter = _delimiter(path, form)
+    with open_text(path, form.encoding) as file:
+        rows = _csv_rows(file, path, delimiter)
+        line, header = next(rows, (1, []))
+        _check_header(path, line, header)
+        if column not in header:
+            raise missing_column(path, column, header, "text_column")
+        place = header.index(column)
+        for line, row in rows:
+            if len(row) != len(header):
+                raise ValueError(_ragged(path, line, row, header))
+            yield row[place]
+
+
+def _csv_rows(file: TextIO, path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """The line and the fields of each row that is not blank, the header first."""
+    skipped = 1 if _EXCEL_LINE.fullmatch(file.readline()) else 0
+    if not skipped:
+        file.seek(0)
+    reader = csv.reader(checked_lines(file, path), delimiter=delimiter, strict=True)
     try:
-        header = next(reader, [])
-        for row in reader:
-            if row and len(row) != len(header):
-                problems.append(
-                    f"{path}, line {reader.line_num}: {len(row)} fields, expected {len(header)} as in the "
-                    f"header: {excerpt(delimiter.join(row))}"
-                )
-            elif row:
-                rows.append(row)
+        yield from ((reader.line_num + skipped, row) for row in reader if row)
     except csv.Error as error:
-        raise ValueError(f"{path}, line {reader.line_num}: {error}; are all quotes closed?") from None
-    if len(set(header)) != len(header):
-        problems.insert(0, f"{path}, line 1: a column name occurs twice in {header}")
-    if problems:
-        raise ValueError("\n".join(problems))
-    return Table(path, {name: [row[i] for row in rows] for i, name in enumerate(header)})
+        raise ValueError(f"{path}, line {reader.line_num + skipped}: {error}; are all quotes closed?") from None
 
 
-def _read_json(path: Path) -> Table:
-    text = read_text(path)
-    try:
-        array = json.loads(text) if text.lstrip().startswith("[") else None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}, line {error.lineno}: not valid json: {error.msg}") from None
-    rows, problems = _json_lines(text.split("\n")) if array is None else (array, [])
-    if array is not None:
-        problems = [
-            f"row {number}: {excerpt(repr(row))} is no object, expected {{...}}"
-            for number, row in enumerate(array, start=1)
-            if not isinstance(row, dict)
-        ]
+def _delimiter(path: Path, form: TextFormat) -> str:
+    """What stands between the columns: as asked for, as Excel's first line or the name of the file says, or the mark
+    that cuts the header and every row of a sample into as many fields.
+
+    Raises:
+        ValueError: two marks do so.
+    """
+    if form.delimiter:
+        return form.delimiter
+    with open_text(path, form.encoding) as file:
+        if told := _EXCEL_LINE.fullmatch(file.readline()):
+            return told[1]
+    if path.suffix.lower() == ".tsv":
+        return "\t"
+    wrong = {mark: count for mark in ",;\t" if (count := _misfits(path, form, mark)) is not None}
+    fitting = [mark for mark, count in wrong.items() if not count]
+    if len(fitting) > 1:
+        shown = " and ".join(map(repr, fitting))
+        raise ValueError(f"{path}: {shown} both cut all rows alike: say which one by delimiter (--delimiter)")
+    return min(wrong, key=lambda mark: wrong[mark], default=",")
+
+
+def _misfits(path: Path, form: TextFormat, mark: str) -> int | None:
+    """How many rows of the sample have other fields than the header if cut at the mark; None if it cuts no header."""
+    with open_text(path, form.encoding) as file:
+        try:
+            rows = [row for _, row in itertools.islice(_csv_rows(file, path, mark), _SAMPLE)]
+        except ValueError:
+            return _SAMPLE if mark in _first_line(path, form) else None
+    return sum(len(row) != len(rows[0]) for row in rows) if rows and len(rows[0]) > 1 else None
+
+
+def _first_line(path: Path, form: TextFormat) -> str:
+    with open_text(path, form.encoding) as file:
+        return file.readline()
+
+
+def _check_header(path: Path, line: int, header: Sequence[str]) -> None:
+    if [name for name, count in Counter(header).items() if count > 1 and name.strip()]:
+        raise ValueError(f"{path}, line {line}: a column name occurs twice in {excerpt(header, 300)}")
+
+
+def _ragged(path: Path, line: int, row: Sequence[str], header: Sequence[str]) -> str:
+    return (
+        f"{path}, line {line}: {len(row)} fields, expected {len(header)} as in the header: {excerpt(','.join(row))} "
+        "(a field that holds the delimiter stands in quotes; --delimiter names another)"
+    )
+
+
+# --- json ---
+
+
+def _read_json(path: Path, form: TextFormat) -> Table:
+    text = read_text(path, form.encoding)
+    rows, problems = _json_array(text, path) if text.lstrip().startswith("[") else _json_rows(text.split("\n"))
     if problems:
-        raise ValueError("\n".join(f"{path}, {problem}" for problem in problems))
+        raise ValueError("\n".join(first_of([f"{path}, {problem}" for problem in problems])))
     names = dict.fromkeys(name for row in rows for name in row)
     return Table(path, {name: [row.get(name) for row in rows] for name in names})
 
 
-def _json_lines(lines: Iterable[str]) -> tuple[list[dict[str, Any]], list[str]]:
+def _json_array(text: str, path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    try:
+        rows = _parsed(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}, line {error.lineno}: not valid json: {error.msg}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: not valid json: {error}") from None
+    wrong = [(number, row) for number, row in enumerate(rows, start=1) if not isinstance(row, dict)]
+    return rows, [f"row {number}: {excerpt(row)} is no object, expected {{...}}" for number, row in wrong]
+
+
+def _json_rows(lines: Iterable[str]) -> tuple[list[dict[str, Any]], list[str]]:
     rows, problems = [], []
     for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row, problem = json.loads(line), "no object"
-        except json.JSONDecodeError as error:
-            row, problem = None, f"{error.msg} at character {error.colno}"
-        if isinstance(row, dict):
-            rows.append(row)
-        else:
-            problems.append(f"line {number}: {problem}, expected one json object a line: {excerpt(line)}")
+        if line.strip():
+            try:
+                rows.append(_json_row(line))
+            except ValueError as error:
+                problems.append(f"line {number}: {error}, expected one json object a line: {excerpt(line)}")
     return rows, problems
 
 
-def _read_parquet(path: Path) -> Table:
+def _json_row(line: str) -> dict[str, Any]:
+    try:
+        row = _parsed(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{error.msg} at character {error.colno}") from None
+    if not isinstance(row, dict):
+        raise ValueError("no object")
+    return row
+
+
+def _parsed(text: str) -> Any:
+    """What json says; a ValueError also for what is too deep, and for a key that occurs twice."""
+    try:
+        return json.loads(text, object_pairs_hook=_object)
+    except RecursionError:
+        raise ValueError("lists or objects are nested too deeply") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        (name, _), *_ = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"the key {name!r} occurs twice in an object")
+    return found
+
+
+def _begins_an_array(path: Path, form: TextFormat) -> bool:
+    with open_text(path, form.encoding) as file:
+        return next((line for line in file if line.strip()), "").lstrip("\ufeff \t").startswith("[")
+
+
+def _stream_json_lines(path: Path, column: str, form: TextFormat) -> Iterator[Any]:
+    there: Iterable[str] | None = None
+    with open_text(path, form.encoding, newline="\n") as file:
+        for number, line in enumerate(checked_lines(file, path), start=1):
+            if line.strip():
+                try:
+                    row = _json_row(line)
+                except ValueError as error:
+                    problem = f"line {number}: {error}, expected one json object a line: {excerpt(line)}"
+                    raise ValueError(f"{path}, {problem}") from None
+                there = there or row
+                if column not in there:
+                    raise missing_column(path, column, there, "text_column")
+                yield row.get(column)
+
+
+# --- parquet ---
+
+
+def _read_parquet(path: Path, form: TextFormat) -> Table:
     import pyarrow
-    from datasets import ClassLabel, Dataset, LargeList, List
+
+    data = _open_parquet(path)
+    try:
+        columns = data.read().to_pydict()
+    except (pyarrow.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError) as error:
+        raise ValueError(f"{path}: not a readable parquet file: {error}") from None
+    class_names = _declared_names(path, data.schema_arrow)
+    for name, names in class_names.items():
+        columns[name] = [_class_names(value, names) for value in columns[name]]
+    return Table(path, columns, class_names)
+
+
+def _open_parquet(path: Path) -> Any:
+    import pyarrow
     from pyarrow import parquet
 
     try:
-        dataset = Dataset(parquet.read_table(path))
-    except pyarrow.ArrowException as error:
+        # Of this file alone: read_table would add columns that it reads out of the names of the folders.
+        data = parquet.ParquetFile(path)
+        names = data.schema_arrow.names
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise ValueError(f"{path}: not a readable parquet file: {error}") from None
-    columns = dataset.to_dict()
-    class_names = {}
-    for name, feature in dataset.features.items():
-        label = feature.feature if isinstance(feature, List | LargeList) else feature
-        if isinstance(label, ClassLabel):
-            class_names[name] = label.names
-            columns[name] = [_class_names(value, label.names) for value in columns[name]]
-    return Table(path, columns, class_names)
+    if len(set(names)) < len(names):
+        raise ValueError(f"{path}: a column name occurs twice in {excerpt(names, 300)}")
+    return data
+
+
+def _declared_names(path: Path, schema: Any) -> dict[str, list[str]]:
+    """The label names of the columns for which `datasets` has written them into the file."""
+    from datasets import ClassLabel, Features, LargeList, List
+
+    if b"huggingface" not in (schema.metadata or {}):
+        return {}
+    try:
+        features = Features.from_arrow_schema(schema)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path}: its description by `datasets` cannot be read: {error}") from None
+    labels = {name: each.feature if isinstance(each, List | LargeList) else each for name, each in features.items()}
+    return {name: list(label.names) for name, label in labels.items() if isinstance(label, ClassLabel)}
+
+
+def _stream_parquet(path: Path, column: str) -> Iterator[Any]:
+    import pyarrow
+
+    data = _open_parquet(path)
+    if column not in data.schema_arrow.names:
+        raise missing_column(path, column, data.schema_arrow.names, "text_column")
+    try:
+        for batch in data.iter_batches(columns=[column]):
+            yield from batch.column(0).to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ValueError(f"{path}: not a readable parquet file: {error}") from None
 
 
 def _class_names(value: Any, names: Sequence[str]) -> Any:
@@ -182,7 +355,7 @@ def _class_names(value: Any, names: Sequence[str]) -> Any:
     return names[value] if 0 <= value < len(names) else value
 
 
-_READERS: dict[str, Callable[[Path], Table]] = {
+_READERS: dict[str, Callable[[Path, TextFormat], Table]] = {
     ".csv": _read_csv,
     ".tsv": _read_csv,
     ".json": _read_json,

@@ -231,8 +231,8 @@ class FratrieConfig(FratrieBaseConfig):
     classifier_bias: bool = True
     classifier_output_bias: bool = True
     classifier_dropout: float | int = 0.0
-    pos_weight: list[float] | None = None
-    label_thresholds: list[float] | None = None
+    pos_weight: list[float | int] | None = None
+    label_thresholds: list[float | int] | None = None
     foreign_fields: dict[str, Any] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 import torch
 from torch import nn
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
-from transformers.generation import GenerationMixin
+from transformers.generation import GenerationConfig, GenerationMixin
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils.deprecation import deprecate_kwarg
@@ -19,7 +19,15 @@ from .heads import ClassificationHead, find_real_tokens, pool
 from .losses import sequence_classification_loss, share_of_batch, shift_labels, token_cross_entropy
 from .outputs import FratrieCausalLMOutput, FratrieModelOutput, FratrieSequenceClassifierOutput, ModelKwargs
 from .packing import Packing, find_packing
-from .stack import FratriePreTrainedModel, FratrieStack, input_shape, require_mask_function
+from .parallel import cache_of_layers, held_layers
+from .stack import (
+    FratriePreTrainedModel,
+    FratrieStack,
+    input_shape,
+    past_length,
+    prefill_at_once,
+    require_mask_function,
+)
 
 
 class FratrieDecoderModel(FratrieStack):
@@ -68,9 +76,11 @@ class FratrieDecoderModel(FratrieStack):
         packing = None
         if cache is None:
             packing = self.find_documents(shape, attention_mask, position_ids, options)
-        elif isinstance(cache, Cache) and position_ids is not None and self._may_be_packed(shape, attention_mask):
-            mask = None if attention_mask is None else attention_mask[..., -shape[1] :]
-            packing = find_packing(shape, mask, position_ids)
+        elif isinstance(cache, Cache):
+            self._require_mask_of_all_tokens(shape, attention_mask, cache)
+            if position_ids is not None and self._may_be_packed(shape, attention_mask):
+                mask = None if attention_mask is None else attention_mask[..., -shape[1] :]
+                packing = find_packing(shape, mask, position_ids)
         use_cache = self._resolve_use_cache(True if cache is not None else use_cache, packing)
         if use_cache and cache is None:
             cache = DynamicCache(config=self.config)
@@ -97,6 +107,20 @@ class FratrieDecoderModel(FratrieStack):
         if use_cache and packed_rows:
             raise ValueError("Packed rows hold several documents, which no cache can continue: set use_cache=False.")
         return self.config.use_cache and not self.training and not packed_rows if use_cache is None else use_cache
+
+    def _require_mask_of_all_tokens(self, shape: tuple[int, int], attention_mask: Any, cache: Cache) -> None:
+        if torch.compiler.is_compiling() or not isinstance(attention_mask, torch.Tensor) or attention_mask.ndim != 2:
+            return
+        # States of linear attention have taken in the past with its padding, and need the mask of new tokens alone.
+        needs_past = set(self.held_types) != {"linear_attention"}
+        past = past_length(cache_of_layers(cache, held_layers(self.layers))) if needs_past else None
+        least = shape[1] + (past if isinstance(past, int) else 0)  # a static cache counts on the device
+        given = tuple(attention_mask.shape)
+        if given[0] != shape[0] or given[1] < least or (isinstance(past, int) and given[1] > least):
+            raise ValueError(
+                f"An attention_mask of shape {given} does not fit inputs of shape {shape} after a past of {past}: "
+                "give a number a token, past and new."
+            )
 
     @staticmethod
     def _may_be_packed(shape: tuple[int, int], attention_mask: Any) -> bool:
@@ -160,6 +184,12 @@ class FratrieDecoderForCausalLM(FratriePreTrainedModel, GenerationMixin):
         if isinstance(mask, torch.Tensor) and mask.ndim == 2:
             inputs["attention_mask"] = mask[:, -length:].clone(memory_format=torch.contiguous_format)
         return inputs
+
+    def _prefill(self, input_ids: torch.Tensor, generation_config: GenerationConfig, *args: Any, **kwargs: Any) -> Any:
+        if set(self.model.layer_types) == {"linear_attention"}:
+            # In chunks, Hugging Face would ask the cache for its length, which such states do not know.
+            prefill_at_once(generation_config, "a model of linear layers alone")
+        return super()._prefill(input_ids, generation_config, *args, **kwargs)
 
     @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
     @can_return_tuple

@@ -28,9 +28,11 @@ class Router(nn.Module):
         self.groups_per_tok = config.router_groups_per_tok
         self.scaling_factor = config.routed_scaling_factor
         self.has_fine_weights = "expert_weights" in (config.float32_parts or ())
-        self.weight = nn.Parameter(torch.empty(config.num_experts, config.hidden_size))
+        # Rounded to half precision, weights with a selection bias would choose other experts.
+        exact = torch.promote_types(torch.float32, torch.get_default_dtype()) if config.router_selection_bias else None
+        self.weight = nn.Parameter(torch.empty(config.num_experts, config.hidden_size, dtype=exact))
         self.selection_bias: torch.Tensor | None
-        bias = torch.zeros(config.num_experts) if config.router_selection_bias else None
+        bias = torch.zeros(config.num_experts, dtype=exact) if config.router_selection_bias else None
         self.register_buffer("selection_bias", bias)
 
     def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -18,8 +18,8 @@ from .packing import Packing
 
 
 def feature_map(x: torch.Tensor) -> torch.Tensor:
-    """elu(x) + 1, which is positive."""
-    return nn.functional.elu(x) + 1
+    """elu(x) + 1, which is positive; below zero exp(x) itself, since the sum of -1 and 1 would round it away."""
+    return torch.where(x > 0, x + 1, x.clamp_max(0).exp())
 
 
 class LinearAttention(Mixer):
@@ -89,24 +89,31 @@ class LinearAttention(Mixer):
     def _causal(
         self, query_BHTC: torch.Tensor, key_BHTC: torch.Tensor, value_BHTW: torch.Tensor, cache: Cache | None
     ) -> torch.Tensor:
-        """Sums over the past: within a chunk by masked scores, of earlier chunks by the state."""
-        state_BHCW = self._past_state(cache)
-        if state_BHCW is None:
-            state_BHCW = key_BHTC.new_zeros(*key_BHTC.shape[:2], key_BHTC.shape[-1], value_BHTW.shape[-1])
-        size = self.config.linear_chunk_size
-        sums = []
-        for query, key, value in zip(
-            query_BHTC.split(size, 2), key_BHTC.split(size, 2), value_BHTW.split(size, 2), strict=True
-        ):
-            within = (query @ key.transpose(-1, -2)).tril() @ value
-            sums.append(within + query @ state_BHCW)
-            state_BHCW = state_BHCW + key.transpose(-1, -2) @ value
+        """Sums over the past: within a chunk by masked scores, of earlier chunks by the state before it.
+
+        All chunks are computed at once, so that one compiled graph serves every length. For the same reason there are
+        always two or more, and some padding behind the last: torch makes other graphs for sizes of one and for none.
+        """
+        length = key_BHTC.shape[2]
+        number = length // self.config.linear_chunk_size + 2
+        size = length // number + 1
+        if torch.compiler.is_exporting():  # which cannot tell that this many chunks of this size are enough
+            number, size = 1, length
+        query, key, value = (
+            nn.functional.pad(x, (0, 0, 0, number * size - length)).unflatten(2, (number, size))
+            for x in (query_BHTC, key_BHTC, value_BHTW)
+        )
+        sums_BHNCW = key.transpose(-1, -2) @ value
+        past_BHCW = self._past_state(cache)
+        past_BHCW = torch.zeros_like(sums_BHNCW[:, :, 0]) if past_BHCW is None else past_BHCW
+        states_BHNCW = torch.cat((past_BHCW.unsqueeze(2), sums_BHNCW), dim=2).cumsum(2)
         if cache is not None:
-            cache.update_recurrent_state(state_BHCW, self.layer_idx)
+            cache.update_recurrent_state(states_BHNCW[:, :, -1], self.layer_idx)
             # Hugging Face marks a state as present when it stores a convolution, which this mixer has not.
             layer: Any = cache.layers[self.layer_idx]
             layer.has_previous_state[0] = True
-        return torch.cat(sums, dim=2)
+        within = (query @ key.transpose(-1, -2)).tril() @ value
+        return (within + query @ states_BHNCW[:, :, :-1]).flatten(2, 3)[:, :, :length]
 
     def _past_state(self, cache: Cache | None) -> torch.Tensor | None:
         return None if cache is None else cache.get_recurrent_state(self.layer_idx)

@@ -7,8 +7,9 @@ from typing import Any, Unpack
 
 import torch
 from torch import nn
-from transformers.cache_utils import Cache
-from transformers.generation import GenerationMixin
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache, StaticCache
+from transformers.generation import GenerationConfig, GenerationMixin
+from transformers.generation.configuration_utils import ALL_STATIC_CACHE_IMPLEMENTATIONS
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils.deprecation import deprecate_kwarg
@@ -20,7 +21,7 @@ from .encoder import FratrieEncoderModel
 from .losses import IGNORED, share_of_batch, token_cross_entropy
 from .outputs import FratrieModelOutput, FratrieSeq2SeqLMOutput, FratrieSeq2SeqModelOutput, ModelKwargs
 from .seq2seq_configuration import FratrieSeq2SeqConfig
-from .stack import RECORDS, FratriePreTrainedModel
+from .stack import RECORDS, FratriePreTrainedModel, prefill_at_once
 
 
 class FratrieSeq2SeqPreTrainedModel(FratriePreTrainedModel):
@@ -37,14 +38,6 @@ class FratrieSeq2SeqPreTrainedModel(FratriePreTrainedModel):
     def stack_configs(self) -> tuple[FratrieConfig, ...]:
         """The configurations of encoder and decoder."""
         return self.config.stacks
-
-    def get_encoder(self, modality: str | None = None) -> FratrieEncoderModel:
-        """Return the encoder."""
-        return self.stacks.encoder
-
-    def get_decoder(self) -> FratrieDecoderModel:
-        """Return the decoder."""
-        return self.stacks.decoder
 
     def get_input_embeddings(self) -> nn.Embedding:
         """Return the encoder's token embedding."""
@@ -212,6 +205,8 @@ class FratrieSeq2SeqForConditionalGeneration(FratrieSeq2SeqPreTrainedModel, Gene
     def prepare_inputs_for_generation(self, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Add the positions, which no cache of linear attention knows (see Hugging Face's method)."""
         inputs = super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
+        if inputs.get("cache") is None:
+            return inputs
         mask = kwargs.get("decoder_attention_mask")
         places = (torch.ones_like(input_ids) if mask is None else mask).long().cumsum(-1).sub(1).clamp_min(0)
         places = places[:, -inputs["decoder_input_ids"].shape[1] :]
@@ -219,10 +214,33 @@ class FratrieSeq2SeqForConditionalGeneration(FratrieSeq2SeqPreTrainedModel, Gene
         inputs["decoder_position_ids"] = places.clone(memory_format=torch.contiguous_format)
         return inputs
 
-    def _supports_default_dynamic_cache(self) -> bool:  # type: ignore[override]
-        # Hugging Face lays out the cross-attention's cache like the decoder's own, but it never holds a linear state:
-        # the decoder makes a better one itself.
-        return "linear_attention" not in (self.config.stacks[1].layer_types or [])
+    def _prepare_cache_for_generation(
+        self,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+        generation_mode: Any,
+        batch_size: int,
+        max_cache_length: int,
+    ) -> None:
+        decoder, kind = self.config.stacks[1], generation_config.cache_implementation or "dynamic"
+        no_new_one = model_kwargs.get("cache") is not None or generation_config.use_cache is False
+        if no_new_one or kind == "quantized" or "linear_attention" not in (decoder.layer_types or []):
+            super()._prepare_cache_for_generation(
+                generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
+            )
+            return
+        # Hugging Face lays out the cache of the encoder's states like the decoder's own, and fails at linear layers.
+        own: Cache
+        if kind in ALL_STATIC_CACHE_IMPLEMENTATIONS:
+            own = StaticCache(decoder, max_cache_length, offloading="offloaded" in kind)
+        else:
+            own = DynamicCache(config=decoder, offloading="offloaded" in kind)
+        model_kwargs["cache"] = EncoderDecoderCache(own, DynamicCache())
+
+    def _prefill(self, input_ids: torch.Tensor, generation_config: GenerationConfig, *args: Any, **kwargs: Any) -> Any:
+        # In chunks, Hugging Face would cut the encoder's mask to the length of the decoder's inputs.
+        prefill_at_once(generation_config, "an encoder-decoder")
+        return super()._prefill(input_ids, generation_config, *args, **kwargs)
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
         """Return the head as tied to the decoder's embedding, besides what the bare model ties."""

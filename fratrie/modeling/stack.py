@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
 from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.masking_utils import (
@@ -113,18 +113,23 @@ class FratriePreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(  # type: ignore[override]
-        cls, name: str | os.PathLike[str] | None, *args: Any, config: Any = None, **kwargs: Any
+        cls,
+        pretrained_model_name_or_path: str | os.PathLike[str] | None,
+        *args: Any,
+        config: Any = None,
+        **kwargs: Any,
     ) -> Any:
         """Load one of our checkpoints, or one of a Hugging Face family that our block can be.
 
         Args:
-            name: folder or hub id.
+            pretrained_model_name_or_path: folder or hub id.
             config: configuration in the place of the checkpoint's.
             *args, **kwargs: as for Hugging Face's method.
 
         Raises:
             ValueError: for a checkpoint of another kind.
         """
+        name = pretrained_model_name_or_path
         model_type = _model_type_of(name, kwargs) if name and cls.foreign_loaders else ""
         if model_type in cls.foreign_loaders:
             return cls.foreign_loaders[model_type](cls, name, *args, config=config, **kwargs)
@@ -636,9 +641,18 @@ def input_shape(input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | No
     """`(B, T)` of whichever of the two is given.
 
     Raises:
-        ValueError: when none or both are.
+        ValueError: when none or both are, and when it is empty.
     """
     if (input_ids is None) == (inputs_embeds is None):
         raise ValueError("Give exactly one of input_ids and inputs_embeds.")
     batch, length = (input_ids if inputs_embeds is None else inputs_embeds).shape[:2]  # type: ignore[union-attr]
+    if batch == 0 or length == 0:
+        raise ValueError(f"Inputs of (batch, length) = {(batch, length)} hold no token: leave out what is empty.")
     return batch, length
+
+
+def prefill_at_once(generation_config: GenerationConfig, model: str) -> None:
+    """Have `generate` read a prompt in one pass, where Hugging Face's passes over its chunks do not suit the model."""
+    if generation_config.prefill_chunk_size is not None:
+        logger.warning_once(f"prefill_chunk_size is not used: {model} reads its prompt in one pass.")
+        generation_config.prefill_chunk_size = None  # generate's own copy

@@ -245,7 +245,9 @@ def _check_head(config: PreTrainedConfig) -> None:
         config.pos_weight is None or config.problem_type in (None, "multi_label_classification"),
         f"pos_weight is for multi-label classification, but problem_type={config.problem_type!r}.",
     )
-    require(all(w > 0 for w in config.pos_weight or []), f"pos_weight={config.pos_weight} must be positive.")
+    require(
+        all(0 < w < float("inf") for w in config.pos_weight or []), f"pos_weight={config.pos_weight} must be positive."
+    )
     require(
         all(0 <= t <= 1 for t in config.label_thresholds or []),
         f"label_thresholds={config.label_thresholds} must lie in [0, 1].",

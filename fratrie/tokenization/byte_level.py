@@ -15,7 +15,15 @@ from collections.abc import Iterable, Iterator, Sequence, Sized
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from fratrie.tokenization.siblings import Sibling, as_pretrained, is_byte_level, special_tokens
+from fratrie.tokenization.siblings import (
+    MOST_POSITIONS,
+    MOST_TOKENS,
+    Sibling,
+    as_pretrained,
+    check_size,
+    is_byte_level,
+    special_tokens,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +65,9 @@ def train_byte_level_bpe(
             f"vocab_size={vocab_size} is too small: it takes at least {needed} "
             f"(256 bytes and {len(specials)} special tokens)"
         )
-    if min_frequency < 1:
-        raise ValueError(f"min_frequency={min_frequency} must be 1 or more")
+    check_size("vocab_size", vocab_size, needed, MOST_TOKENS)
+    check_size("min_frequency", min_frequency, 1, 2**31)
+    check_size("model_max_length", model_max_length, 1, MOST_POSITIONS)
     backend = _untrained(split_digits)
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,

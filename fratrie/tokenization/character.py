@@ -6,7 +6,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from fratrie.tokenization.byte_level import checked_texts
-from fratrie.tokenization.siblings import UNK, Sibling, as_pretrained, special_tokens
+from fratrie.tokenization.siblings import MOST_POSITIONS, UNK, Sibling, as_pretrained, check_size, special_tokens
 
 
 def train_character_tokenizer(
@@ -24,6 +24,7 @@ def train_character_tokenizer(
     Raises:
         ValueError: no text at all, something that is not a text, or an unknown sibling.
     """
+    check_size("model_max_length", model_max_length, 1, MOST_POSITIONS)
     specials = special_tokens(sibling, num_sentinels, mask_takes_space=False)
     specials.append(AddedToken(UNK, normalized=False, special=True))
     normalizer = normalizers.NFC()

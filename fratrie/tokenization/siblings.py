@@ -16,6 +16,8 @@ SIBLINGS: tuple[str, ...] = get_args(Sibling)
 
 BOS, PAD, EOS, MASK, UNK = "<s>", "<pad>", "</s>", "<mask>", "<unk>"
 DEFAULT_SENTINELS = 32
+MOST_TOKENS = 2_000_000
+MOST_POSITIONS = 10**9
 
 
 @dataclass(frozen=True)
@@ -44,17 +46,22 @@ def special_tokens(
         mask_takes_space: `<mask>` swallows the spaces before it, for vocabularies whose words carry theirs.
 
     Raises:
-        ValueError: `sibling` is none of `SIBLINGS`, or `num_sentinels` is negative.
+        ValueError: `sibling` is none of `SIBLINGS`, or `num_sentinels` is out of range.
     """
     _template(sibling)
     if num_sentinels is None:
         num_sentinels = DEFAULT_SENTINELS if sibling == "seq2seq" else 0
-    if num_sentinels < 0:
-        raise ValueError(f"num_sentinels={num_sentinels} must be 0 or more")
+    check_size("num_sentinels", num_sentinels, 0, 10_000)
     mask = AddedToken(MASK, lstrip=mask_takes_space, normalized=False, special=True)
     others = [BOS, PAD, EOS, *(f"<extra_id_{index}>" for index in range(num_sentinels))]
     tokens = [AddedToken(token, normalized=False, special=True) for token in others]
     return [*tokens[:3], mask, *tokens[3:]]
+
+
+def check_size(name: str, size: int, least: int, most: int) -> None:
+    """Raise a `ValueError` for a size that no tokenizer has; beyond it, memory might not be enough to say so."""
+    if not least <= size <= most:
+        raise ValueError(f"{name}={size} must lie in {least}…{most}")
 
 
 def sentinel_token_ids(tokenizer: PreTrainedTokenizerFast) -> list[int]:

@@ -18,8 +18,6 @@ from typing import Any, cast
 import datasets
 import numpy as np
 import torch
-from accelerate import Accelerator
-from datasets.distributed import split_dataset_by_node
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -156,10 +154,11 @@ def _unchanged(item: Any) -> Any:
 
 
 class StreamBatches:
-    """The steps of a `datasets.IterableDataset`, of which each process reads its own share.
+    """The steps of a `datasets.IterableDataset`: micro-batches in the order of the stream, dealt out to processes.
 
-    A pass ends with the last step for which every process has all its rows. A stream resumes exactly unless it
-    has a shuffle buffer, which `datasets` fills anew.
+    Every process reads the whole stream and leaves out the others' micro-batches, so that two processes compute what
+    one does; where tokenizing as it comes is slow, give more `num_workers`. A pass ends with the last full step. A
+    stream resumes exactly unless it has a shuffle buffer, which `datasets` fills anew.
     """
 
     steps_per_epoch = None
@@ -170,13 +169,11 @@ class StreamBatches:
         collator: Collator,
         shape: StepShape,
         seed: int,
-        accelerator: Accelerator,
         num_workers: int = 0,
         state: dict[str, Any] | None = None,
     ) -> None:
-        self.dataset = split_dataset_by_node(dataset, rank=shape.process_index, world_size=shape.num_processes)
-        self.collator, self.shape, self.seed = collator, shape, seed
-        self.accelerator, self.num_workers = accelerator, num_workers
+        self.dataset, self.collator, self.shape = dataset, collator, shape
+        self.seed, self.num_workers = seed, num_workers
         self.epoch = state["epoch"] if state else 0
         self.loader = self._open_pass()
         if state:
@@ -190,8 +187,9 @@ class StreamBatches:
         step, empty_passes = start, 0
         while empty_passes < 2:  # a resumed run may begin at the very end of a pass
             first, rows = step, iter(self.loader)
-            while self._everywhere(batches := list(itertools.islice(rows, self.shape.rounds))):
-                yield [self._collate(step, turn, batch) for turn, batch in enumerate(batches)]
+            while self._is_full(batches := list(itertools.islice(rows, self.shape.micro_batches))):
+                own = range(self.shape.process_index, len(batches), self.shape.num_processes)
+                yield [self._collate(step, place, batches[place], last=place == own[-1]) for place in own]
                 step += 1
             empty_passes = empty_passes + 1 if step == first else 0
             self.epoch += 1
@@ -213,14 +211,10 @@ class StreamBatches:
                 self.dataset, self.shape.micro_batch_size, collate_fn=_unchanged, num_workers=self.num_workers
             )
 
-    def _everywhere(self, batches: list[list[dict[str, Any]]]) -> bool:
-        """Whether every process has all rows of the step."""
-        full = sum(map(len, batches)) == self.shape.rounds * self.shape.micro_batch_size
-        flag = torch.tensor(float(full), device=self.accelerator.device)
-        return bool(self.accelerator.reduce(flag, "sum") == self.shape.num_processes)
+    def _is_full(self, batches: list[list[dict[str, Any]]]) -> bool:
+        return sum(map(len, batches)) == self.shape.rows
 
-    def _collate(self, step: int, turn: int, rows: list[dict[str, Any]]) -> MicroBatch:
-        place = turn * self.shape.num_processes + self.shape.process_index
+    def _collate(self, step: int, place: int, rows: list[dict[str, Any]], last: bool) -> MicroBatch:
         number = step * self.shape.micro_batches + place
         seed_all(self.seed, "collate", number)
-        return MicroBatch(number, self.collator(rows), filler=False, last=turn == self.shape.rounds - 1)
+        return MicroBatch(number, self.collator(rows), filler=False, last=last)

@@ -1,64 +1,41 @@
 """Checkpoints that are complete or absent, without pickle.
 
 A checkpoint `checkpoint-<step>` is a Hugging Face model folder with the tokenizer and two more files:
-`optimizer.safetensors` (moments by weight name) and `trainer_state.json` (everything else).
+`optimizer.safetensors` (moments by weight name) and `trainer_state.json` (everything else, and a checksum of each
+tensor and of itself). What a disk or a hand has changed since is refused by name.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.utils.data import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
+
+from .. import files
+from .fingerprint import digest_of
 
 STATE_FILE = "trainer_state.json"
 OPTIMIZER_FILE = "optimizer.safetensors"
 _NAME = re.compile(r"checkpoint-(\d+)")
-_TEMPORARY = ".incomplete-"
+_CHECKSUM = "checksum"
 
 
-@contextmanager
-def atomic_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside `path` that takes its place at the end, or vanishes on an exception."""
-    temporary = path.with_name(f"{_TEMPORARY}{path.name}")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    try:
-        yield temporary
-        for file in temporary.rglob("*"):
-            _flush_to_disk(file)
-        if path.exists():
-            replaced = path.with_name(f"{_TEMPORARY}replaced-{path.name}")
-            shutil.rmtree(replaced, ignore_errors=True)
-            path.rename(replaced)
-        temporary.rename(path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    shutil.rmtree(path.with_name(f"{_TEMPORARY}replaced-{path.name}"), ignore_errors=True)
-
-
-def _flush_to_disk(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+class EarlierVersionError(ValueError):
+    """The checkpoint is of a version that kept no checksums."""
 
 
 def list_checkpoints(output_dir: Path) -> list[tuple[int, Path]]:
@@ -67,31 +44,52 @@ def list_checkpoints(output_dir: Path) -> list[tuple[int, Path]]:
     return sorted((int(match[1]), path) for match, path in found if (path / STATE_FILE).is_file())
 
 
-def remove_checkpoints(output_dir: Path, keep_last: int, keep_step: int | None = None) -> None:
-    """Delete all checkpoints but the `keep_last` newest and that of `keep_step`, and unfinished ones."""
+def remove_checkpoints(output_dir: Path, keep_last: int, keep_step: int | None = None, now: int | None = None) -> None:
+    """Delete all checkpoints but the `keep_last` newest and that of `keep_step`.
+
+    Those of later steps than `now` are of a course that the run has gone back on: they are deleted first.
+    """
     checkpoints = list_checkpoints(output_dir)
-    for step, path in checkpoints[: max(0, len(checkpoints) - keep_last)]:
-        if step != keep_step:
-            shutil.rmtree(path)
-    for path in output_dir.glob(f"{_TEMPORARY}*"):
-        shutil.rmtree(path)
+    behind = [step for step, _ in checkpoints if now is None or step <= now]
+    kept = {keep_step, *behind[max(0, len(behind) - keep_last) :]}
+    for step, path in checkpoints:
+        if step not in kept:
+            files.remove_folder(path)
+
+
+def check_folder(output_dir: Path, earlier_versions: bool = False) -> None:
+    """Raise a `ValueError` that names what has the name of a checkpoint and is not a whole state of a run here.
+
+    Such a folder is somebody's, or damaged, and nothing may be written in its place. `earlier_versions` are fine
+    where they shall be deleted.
+    """
+    for path in sorted(output_dir.glob("checkpoint-*")):
+        if _NAME.fullmatch(path.name):
+            with suppress(*[EarlierVersionError] * earlier_versions):
+                load_state(path)
 
 
 def find_checkpoint(output_dir: Path, name: str) -> Path:
     """The folder of checkpoint `name`: a path, or `last` for the newest one below `output_dir`.
 
+    A newest one that is damaged is not passed over: what lies behind it may be hours of work.
+
     Raises `ValueError` where there is no complete checkpoint.
     """
+    path = Path(name)
     if name == "last":
         checkpoints = list_checkpoints(output_dir)
         if not checkpoints:
             raise ValueError(f"{output_dir} holds no checkpoint to resume from; start without resuming")
-        return checkpoints[-1][1]
-    path = Path(name)
+        path = checkpoints[-1][1]
     missing = [file for file in (STATE_FILE, OPTIMIZER_FILE, "config.json") if not (path / file).is_file()]
     if missing:
-        raise ValueError(f"{path} is no checkpoint to resume from: it lacks {', '.join(missing)}")
+        raise ValueError(f"{path} is no checkpoint to resume from: it lacks {', '.join(missing)}; {_way_out(path)}")
     return path
+
+
+def _way_out(path: Path) -> str:
+    return f"move {path} away, then go on from another checkpoint or start anew"
 
 
 def save_checkpoint(
@@ -110,24 +108,65 @@ def save_checkpoint(
     unwrapped = cast(PreTrainedModel, accelerator.unwrap_model(model))
     moments = optimizer_tensors(unwrapped, optimizer)
     if accelerator.is_main_process:
-        with atomic_folder(path) as folder:
+        with files.new_folder(path, whole=True) as folder:
             write_model(folder, unwrapped, weights, tokenizer)
             save_file(moments, folder / OPTIMIZER_FILE)
-            (folder / STATE_FILE).write_text(json.dumps(state, indent=1), encoding="utf-8")
+            checksums = {file.name: tensor_checksums(file) for file in sorted(folder.glob("*.safetensors"))}
+            _write_state(folder, state | {"tensors": checksums})
     accelerator.wait_for_everyone()
+
+
+def replace_state(path: Path, state: dict[str, Any], accelerator: Accelerator) -> None:
+    """Write another state into the checkpoint folder `path`, whose tensors stay; every process must call it."""
+    if accelerator.is_main_process:
+        _write_state(path, state | {"tensors": load_state(path)["tensors"]})
+    accelerator.wait_for_everyone()
+
+
+def _write_state(folder: Path, state: dict[str, Any]) -> None:
+    as_read = json.loads(json.dumps(state))
+    files.write_json(folder / STATE_FILE, as_read | {_CHECKSUM: digest_of(as_read)})
+
+
+def tensor_checksums(file: Path) -> dict[str, str]:
+    """A digest of type, shape and bytes of each tensor in a safetensors file, by name.
+
+    Raises:
+        SafetensorError: the file is damaged.
+    """
+    sums = {}
+    with safe_open(file, "pt") as opened:
+        for name in sorted(opened.keys()):
+            tensor = opened.get_tensor(name)
+            digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
+            digest.update(memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy()))
+            sums[name] = digest.hexdigest()[:32]
+    return sums
+
+
+def check_tensors(path: Path, checksums: dict[str, dict[str, str]]) -> None:
+    """Raise a `ValueError` that names the first file and tensor of a checkpoint that are not as they were saved."""
+    for name, saved in checksums.items():
+        file = path / name
+        try:
+            found = tensor_checksums(file)
+        except (OSError, SafetensorError) as error:
+            raise ValueError(f"{file} is damaged ({error}): {_way_out(path)}") from error
+        for tensor in sorted(saved.keys() | found.keys()):
+            if tensor not in found:
+                raise ValueError(f"{file} is damaged: it lacks the tensor {tensor}; {_way_out(path)}")
+            if found[tensor] != saved.get(tensor):
+                raise ValueError(f"{file} is damaged: the tensor {tensor} is not as it was saved; {_way_out(path)}")
 
 
 def save_final(
     output_dir: Path, model: nn.Module, accelerator: Accelerator, tokenizer: PreTrainedTokenizerBase | None
 ) -> None:
-    """Write the trained model into `output_dir` itself; every process must call it."""
+    """Write the trained model into `output_dir` itself, in the place of an older one; every process must call it."""
     weights = accelerator.get_state_dict(model)
     if accelerator.is_main_process:
-        with atomic_folder(output_dir / "final") as folder:
+        with files.new_folder(output_dir) as folder:
             write_model(folder, cast(PreTrainedModel, accelerator.unwrap_model(model)), weights, tokenizer)
-        for file in (output_dir / "final").iterdir():
-            file.replace(output_dir / file.name)
-        (output_dir / "final").rmdir()
     accelerator.wait_for_everyone()
 
 
@@ -157,11 +196,30 @@ def quiet() -> Iterator[None]:
 
 
 def load_state(path: Path) -> dict[str, Any]:
-    """The `state` that `save_checkpoint` was given. Raises `ValueError` for a damaged file."""
+    """The `state` that `save_checkpoint` was given, with the checksums of its `tensors`.
+
+    Raises:
+        EarlierVersionError: a checkpoint of ours without checksums.
+        ValueError: a folder without a state, a damaged one, or one of another trainer.
+    """
+    file = path / STATE_FILE
+    if not file.is_file():
+        raise ValueError(f"{path} is no checkpoint of a run: it lacks {STATE_FILE}; {_way_out(path)}")
     try:
-        return json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path / STATE_FILE} is damaged ({error}); resume from another checkpoint") from error
+        state = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is damaged ({error}): {_way_out(path)}") from error
+    known = state if isinstance(state, dict) else {}
+    if "log_history" in known:
+        raise ValueError(f"{path} is a checkpoint of another trainer, such as transformers.Trainer: {_way_out(path)}")
+    if _CHECKSUM not in known and "fingerprint" in known:
+        raise EarlierVersionError(
+            f"{path} is of an earlier version of fratrie, which kept no checksums: go on from its weights by --model "
+            f"{path} in another output_dir, or start anew with --overwrite_output_dir"
+        )
+    if known.pop(_CHECKSUM, None) != digest_of(known):
+        raise ValueError(f"{file} is damaged: it is not as it was saved; {_way_out(path)}")
+    return known
 
 
 def load_weights(model: nn.Module, path: Path, accelerator: Accelerator) -> None:
@@ -199,16 +257,28 @@ def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, path: Pat
     except SafetensorError as error:
         raise ValueError(f"{path / OPTIMIZER_FILE} is damaged ({error}); use another checkpoint") from error
     weights = dict(model.named_parameters())
+    kinds = {name.rsplit("/", 1)[-1] for name in tensors}
     states: dict[nn.Parameter, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         weight_name, key = name.rsplit("/", 1)
         if weight_name not in weights:
             raise ValueError(f"{path / OPTIMIZER_FILE} holds {weight_name}, which the model does not have")
         weight = weights[weight_name]
+        if key != "step" and (value.shape != weight.shape or value.dtype != weight.dtype):
+            raise ValueError(
+                f"{path / OPTIMIZER_FILE}: {name} is {_describe(value)}, but the weight {_describe(weight)}; "
+                "use another checkpoint"
+            )
+        if lacking := [kind for kind in kinds if f"{weight_name}/{kind}" not in tensors]:
+            raise ValueError(f"{path / OPTIMIZER_FILE} lacks {weight_name}/{lacking[0]}; use another checkpoint")
         states.setdefault(weight, {})[key] = _sharded_like(value, weight) if value.ndim else value
     ordered = [weight for group in optimizer.param_groups for weight in group["params"]]
     numbered = {index: states[weight] for index, weight in enumerate(ordered) if weight in states}
     optimizer.load_state_dict({"state": numbered, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _describe(value: Tensor) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
 
 
 def _full(value: Tensor) -> Tensor:
@@ -219,27 +289,3 @@ def _sharded_like(value: Tensor, weight: Tensor) -> Tensor:
     if isinstance(weight, DTensor):
         return distribute_tensor(value.to(weight.device), weight.device_mesh, weight.placements)
     return value
-
-
-def fingerprint_rows(dataset: Dataset, samples: int = 64) -> str:
-    """A digest of the number of rows and of `samples` rows spread evenly, equal for equal data."""
-    size = len(cast(Any, dataset))
-    digest = hashlib.sha256(str(size).encode())
-    for index in sorted({round(place * (size - 1) / (samples - 1)) for place in range(samples)}):
-        digest.update(repr(_plain(dataset[index])).encode())
-    return digest.hexdigest()[:16]
-
-
-def _plain(row: Any) -> Any:
-    if isinstance(row, dict):
-        return {key: _plain(value) for key, value in sorted(row.items())}
-    return row.tolist() if hasattr(row, "tolist") else row
-
-
-def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """One line for each entry that differs between two runs."""
-    return [
-        f"{key}: {saved.get(key)!r} then, {now.get(key)!r} now"
-        for key in sorted(saved.keys() | now.keys())
-        if saved.get(key) != now.get(key)
-    ]

@@ -29,6 +29,7 @@ from transformers.utils import logging as transformers_logging
 
 from fratrie.checkpoints import WEIGHTS, WEIGHTS_INDEX, check_config, check_files, check_weights, read_json
 from fratrie.conversion.models import RECIPES
+from fratrie.data.hub import may_be_hub_id
 
 from .metrics import MULTI_LABEL, REGRESSION, SINGLE_LABEL, ProblemType, thresholds_by_name
 
@@ -83,13 +84,15 @@ def find_checkpoint(name: str | os.PathLike[str]) -> Path:
     """The folder of a checkpoint; one that is named by its hub id is fetched, or found in the cache.
 
     Raises:
-        ValueError: there is no such folder, and the hub cannot give it.
+        ValueError: there is no such folder, and the name is no hub id, or the hub cannot give it.
     """
+    if not os.fspath(name):
+        raise ValueError("an empty path names no checkpoint: is a variable of the shell unset?")
     path = Path(name)
     if path.is_dir():
         return path
     complaint = f"{path} is not a folder; give the folder of a checkpoint (config.json, weights, tokenizer)"
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(name)) or str(name).startswith("."):
+    if not may_be_hub_id(str(name)):
         raise ValueError(complaint)
     wanted = ["*config.json", "*.safetensors", "*.safetensors.index.json", "*token*", "*vocab*", "*.model", "merges*"]
     try:

@@ -2,18 +2,47 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from collections.abc import Callable
 
+from safetensors import SafetensorError
+
+from .stopping import Stopped, stopping_at_once
+
+# SafetensorError: a damaged file. MemoryError, RecursionError: sizes and depths that a user has asked for.
+_USER_ERRORS = (ValueError, OSError, ImportError, SafetensorError, MemoryError, RecursionError)
+_NO_MEMORY = re.compile(r"out of memory|not enough memory|can't allocate memory", re.IGNORECASE)
+
 
 def run(main: Callable[[], object]) -> None:
-    """Call `main`; what a user causes (`ValueError`, `OSError`) ends as `error: …` with exit code 2."""
+    """Call `main`; what a user causes ends as one line, `error: …`, with exit code 2.
+
+    A signal that asks to stop ends it with one line and 128 + its number. Our own mistakes keep their traceback.
+    """
     try:
-        main()
-    except (ValueError, OSError) as error:
-        sys.exit(_report(error))
+        with stopping_at_once():
+            main()
+    except Stopped as stop:
+        if os.environ.get("RANK", "0") == "0":
+            sys.stderr.write(f"{stop}\n")
+        sys.exit(128 + stop.number)
+    except Exception as error:
+        if (reason := _reason(error)) is None:
+            raise
+        sys.stderr.write(f"error: {reason}\n")
+        sys.exit(2)
 
 
-def _report(error: Exception) -> int:
-    sys.stderr.write(f"error: {error}\n")
-    return 2
+def _reason(error: Exception) -> str | None:
+    """What to tell a user of an error that he or she has caused; None for our own mistakes."""
+    text = str(error)
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _NO_MEMORY.search(text)):
+        return f"not enough memory: take a smaller model, smaller batches or shorter texts ({text or 'no details'})"
+    if isinstance(error, RecursionError):
+        return f"the input is nested too deeply ({text})"
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        package = error.name.partition(".")[0]
+        return None if package == "fratrie" else f"the package {package} is missing: install it with pip ({text})"
+    return text if isinstance(error, _USER_ERRORS) else None

@@ -6,7 +6,8 @@ The row makers take a batch `{"text": [...]}` as `datasets` gives it to `map`, a
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,86 +15,133 @@ from typing import Any, TypeVar
 import datasets
 from transformers import PreTrainedTokenizerBase
 
+from fratrie.data.annotation import excerpt, text_problem
+from fratrie.data.hub import may_be_hub_id
 from fratrie.data.loading import load_texts
+from fratrie.data.tables import missing_column, stream_column, table_kind
+from fratrie.data.text_files import UTF8, TextFormat, checked_lines, existing_file, open_text
+
+logger = logging.getLogger(__name__)
 
 Rows = dict[str, list[list[int]]]
-_BUILDERS = {
-    ".txt": "text",
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".json": "json",
-    ".jsonl": "json",
-    ".parquet": "parquet",
-}
 AnyDataset = TypeVar("AnyDataset", datasets.Dataset, datasets.IterableDataset)
 
 
-def read_texts(paths: Sequence[str], text_column: str = "text", annotated: bool = False) -> datasets.Dataset:
-    """The texts of local files as a dataset with the column `text`.
+def read_texts(
+    paths: Sequence[str], text_column: str = "text", annotated: bool = False, form: TextFormat = UTF8
+) -> datasets.Dataset:
+    """The texts of local files as a dataset with the column `text`; empty ones are left out and logged.
 
     Args:
         paths: txt (one text a line), csv, jsonl or parquet files.
         text_column: column of the text in tables.
         annotated: the files are in the annotation format; its sentences without codes are the texts.
+        form: encoding and delimiter of the files.
 
     Raises `ValueError` or `OSError`, with the file, for what cannot be read or holds no text.
     """
     texts: list[str] = []
     for path in paths:
-        texts += load_texts(path, text_column, annotated)
+        texts += load_texts(path, text_column, annotated, form)
     if not texts:
         raise ValueError(f"{', '.join(paths) or 'no file'}: no text found; give files that hold text")
     return datasets.Dataset.from_dict({"text": texts})
 
 
-def stream_texts(paths: Sequence[str], text_column: str = "text") -> datasets.IterableDataset:
-    """The texts of local files of one kind as a stream with the column `text`; blank texts are left out.
+def stream_texts(paths: Sequence[str], text_column: str = "text", form: TextFormat = UTF8) -> datasets.IterableDataset:
+    """The texts that `read_texts` reads, as a stream, file after file; of empty ones the first of a file is logged.
 
-    Raises `ValueError` for files of several or unknown kinds, and `OSError` for a missing one.
+    Raises `ValueError` or `OSError` for files of unknown kinds and missing ones, and for a row that holds something
+    else than a text when it is read.
     """
-    kinds = {Path(path).suffix.lower() for path in paths}
-    if len(kinds) != 1 or not kinds <= _BUILDERS.keys():
-        raise ValueError(f"cannot stream files of the kinds {sorted(kinds)}: give files of one of {list(_BUILDERS)}")
     for path in paths:
-        if not Path(path).is_file():
-            raise FileNotFoundError(f"{path}: there is no such file")
-    (kind,) = kinds
-    extra = {"sep": "\t"} if kind == ".tsv" else {}
-    stream = datasets.load_dataset(_BUILDERS[kind], data_files=list(paths), split="train", streaming=True, **extra)
-    return only_text(stream, text_column)
+        if existing_file(path).suffix.lower() != ".txt":
+            table_kind(Path(path))
+    return datasets.IterableDataset.from_generator(
+        _stream,
+        features=datasets.Features(text=datasets.Value("string")),
+        gen_kwargs={"paths": [str(path) for path in paths], "text_column": text_column, "form": form},
+    )
+
+
+def _stream(paths: Sequence[str], text_column: str, form: TextFormat) -> Iterator[dict[str, str]]:
+    for path in paths:
+        told = False
+        for row, text in enumerate(_stream_file(Path(path), text_column, form), start=1):
+            if _has_text(text, f"{path}, row {row}"):
+                yield {"text": text}
+            elif not told:
+                logger.warning("%s: row %d holds no text and is left out, as further such rows are", path, row)
+                told = True
+
+
+def _stream_file(path: Path, text_column: str, form: TextFormat) -> Iterator[Any]:
+    if path.suffix.lower() != ".txt":
+        yield from stream_column(path, text_column, form)
+        return
+    with open_text(path, form.encoding, newline="\n") as file:
+        yield from (line.removesuffix("\n").removesuffix("\r") for line in checked_lines(file, path))
 
 
 def named_texts(
     name: str, configuration: str | None, split: str, text_column: str = "text", streaming: bool = False
 ) -> datasets.Dataset | datasets.IterableDataset:
-    """The texts of a dataset folder, or of a dataset of the Hugging Face Hub by its name.
+    """The texts of a dataset folder (of files, or saved by `datasets`), or of a dataset of a hub by its name.
 
     Raises `ValueError` where it cannot be loaded.
     """
+    if not name or not (Path(name).is_dir() or may_be_hub_id(name)):
+        raise ValueError(f"{name!r}: there is no such folder; give the folder of a dataset, or its name on a hub")
     try:
-        loaded = datasets.load_dataset(name, configuration, split=split, streaming=streaming)
-    except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
-        raise ValueError(f"cannot load the dataset {name!r}, split {split!r}: {error}") from error
-    return only_text(loaded, text_column)
+        loaded = _load(name, configuration, split, streaming)
+    except Exception as error:  # whatever the readers of all kinds of files raise
+        reason = str(error.__cause__ or error).strip()
+        raise ValueError(f"{name}: cannot load the dataset, split {split!r}: {reason}") from error
+    return only_text(loaded, text_column, name)
 
 
-def only_text(dataset: AnyDataset, text_column: str) -> AnyDataset:
-    """`dataset` with nothing but a column `text`, without blank texts.
+def _load(
+    name: str, configuration: str | None, split: str, streaming: bool
+) -> datasets.Dataset | datasets.IterableDataset:
+    folder = Path(name)
+    if (folder / "dataset_dict.json").exists():
+        folder = folder / split
+    if (folder / "state.json").exists():
+        saved = datasets.load_from_disk(folder)
+        return saved.to_iterable_dataset() if streaming else saved
+    return datasets.load_dataset(name, configuration, split=split, streaming=streaming)
 
-    Raises `ValueError`, with the columns there are, where `text_column` is missing.
+
+def only_text(dataset: AnyDataset, text_column: str, source: str = "the data") -> AnyDataset:
+    """`dataset` with nothing but a column `text`, without blank and absent texts.
+
+    Raises `ValueError`, with the columns there are, where `text_column` is missing; and for a row with something else
+    than a text, of a stream when it is read.
     """
     names = dataset.column_names or list(next(iter(dataset), {}))
     if text_column not in names:
-        raise ValueError(f"the data have no column {text_column!r}, only {names}; name one by --text_column")
-    if text_column != "text":
-        dataset = dataset.remove_columns([name for name in names if name == "text"])
-        dataset = dataset.rename_column(text_column, "text")
-    others = [name for name in names if name not in (text_column, "text")]
-    return dataset.remove_columns(others).filter(_has_text)
+        raise missing_column(source, text_column, names, "text_column")
+    if isinstance(dataset, datasets.Dataset):
+        dataset = dataset.select_columns([text_column])
+    kept = dataset.filter(
+        lambda row, place: _has_text(row.get(text_column), f"{source}, row {place + 1}"), with_indices=True
+    )
+    if isinstance(dataset, datasets.Dataset) and len(kept) < len(dataset):
+        logger.warning(
+            "%s: %d of %d rows hold no text and are left out", source, len(dataset) - len(kept), len(dataset)
+        )
+    kept = kept.select_columns([text_column])
+    return kept if text_column == "text" else kept.rename_column(text_column, "text")
 
 
-def _has_text(row: dict[str, Any]) -> bool:
-    return bool(row["text"] and row["text"].strip())
+def _has_text(text: Any, place: str) -> bool:
+    """Whether there is a text; a ValueError says that something else is there."""
+    if text is None or (isinstance(text, str) and not text.strip()):
+        return False
+    problem = text_problem(text) if isinstance(text, str) else f"is {excerpt(text)}, expected a string"
+    if problem:
+        raise ValueError(f"{place}: the text {problem}")
+    return True
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from .batches import Collator, seed_all
 from .objective import Objective
+from .tracking import progress_bar
 
 
 def evaluate_loss(
@@ -45,19 +46,27 @@ def perplexity(loss: float) -> float:
 
 
 def predict(
-    model: PreTrainedModel, accelerator: Accelerator, dataset: Dataset, collator: Collator, batch_size: int
+    model: PreTrainedModel,
+    accelerator: Accelerator,
+    dataset: Dataset,
+    collator: Collator,
+    batch_size: int,
+    progress: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Logits and labels of every row once, in the dataset's order, on the CPU, equal on all processes.
 
     For heads whose rows have equal shapes (sequence classification). The labels are None where the collator
-    gives none.
+    gives none. With `progress` the main process shows a bar.
 
     Returns:
         Logits in float32 `(n, …)` and labels `(n, …)`.
     """
     pieces: list[tuple[int, Tensor, Tensor | None]] = []
-    with evaluating(model):
+    turns = -(-len(cast(Any, dataset)) // (batch_size * accelerator.num_processes))
+    hidden = not (progress and accelerator.is_main_process)
+    with evaluating(model), progress_bar(turns, "predicting", hidden=hidden) as bar:
         for place, inputs, filler in _batches(accelerator, dataset, collator, batch_size):
+            bar.update()
             labels = inputs.pop("labels", None)
             logits = _bare(model, accelerator)(**inputs).logits
             if not filler:

@@ -1,9 +1,11 @@
 """What fine-tuning, scoring and prediction of sentence classifiers share: data, rows, logits and scores."""
 
+import errno
 import inspect
 import logging
 import os
-from collections.abc import Hashable, Sequence
+import re
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -18,8 +20,9 @@ from torch.utils.data import Dataset as TorchDataset
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
 
 from fratrie.data.corpus import load_family_relations, split_by_respondent
-from fratrie.data.loading import load_labelled
-from fratrie.data.tables import read_table
+from fratrie.data.loading import load_labelled, load_values
+from fratrie.data.repeats import tell_overlap
+from fratrie.data.text_files import UTF8, TextFormat
 
 from .bootstrap import f1_intervals
 from .classifiers import Task
@@ -33,6 +36,7 @@ from .metrics import (
     decide,
     probabilities,
 )
+from .options import ReadingOptions
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +46,8 @@ Rows = list[dict[str, Any]]
 AnyProblemType = Literal["auto", "multi_label_classification", "single_label_classification", "regression"]
 
 
-@dataclass
-class DataOptions:
+@dataclass(kw_only=True)
+class DataOptions(ReadingOptions):
     """Which texts to learn from, for `HfArgumentParser`; without files the shipped corpus."""
 
     dataset: Literal["family_relations"] = field(
@@ -60,7 +64,6 @@ class DataOptions:
         default=0.1,
         metadata={"help": "Share of train to watch: of its respondents, or of its rows if it names none; 0: no part."},
     )
-    text_column: str = field(default="text", metadata={"help": "Column of the texts (csv, jsonl, parquet)."})
     label_column: str = field(default="labels", metadata={"help": "Column of the labels or values."})
     group_column: str | None = field(
         default=None,
@@ -132,6 +135,7 @@ def read_labelled(
     text_column: str = "text",
     label_column: str = "labels",
     group_column: str | None = None,
+    form: TextFormat = UTF8,
 ) -> Dataset:
     """Read a labelled file (annotation format, csv, tsv, jsonl, parquet).
 
@@ -140,49 +144,32 @@ def read_labelled(
         labels: all label names in order; by default as the file says.
         problem_type: `auto` tells several labels from one by the data; real values must be asked for.
         text_column, label_column, group_column: column names, for all but the annotation format.
+        form: encoding and delimiter of the file.
 
     Raises:
         ValueError: wrong rows, each named; a missing column.
         OSError: the file is missing or cannot be read.
     """
     if problem_type == REGRESSION:
-        return _read_values(path, text_column, label_column, group_column)
+        return load_values(path, text_column, label_column, group_column, form)
     several = None if problem_type == "auto" else problem_type == MULTI_LABEL
-    return load_labelled(path, labels, text_column, label_column, group_column, multi_label=several)
-
-
-def _read_values(
-    path: str | os.PathLike[str], text_column: str, label_column: str, group_column: str | None
-) -> Dataset:
-    table = read_table(path)
-    values, wrong = [], []
-    for number, cell in enumerate(table.column(label_column, "label_column"), start=1):
-        try:
-            values.append(float(cell))
-        except (TypeError, ValueError):
-            wrong.append(f"row {number}: {cell!r}")
-    if wrong:
-        raise ValueError(f"{path}: regression needs a number in {label_column!r}; {'; '.join(wrong[:20])}")
-    columns = {"text": table.column(text_column, "text_column"), "labels": values}
-    features = Features({"text": Value("string"), "labels": Value("float32")})
-    if group_column:
-        columns["respondent"] = [str(cell) for cell in table.column(group_column, "group_column")]
-        features["respondent"] = Value("string")
-    return Dataset.from_dict(columns, features=features)
+    return load_labelled(path, labels, text_column, label_column, group_column, multi_label=several, form=form)
 
 
 def load_parts(options: DataOptions, seed: int = 0) -> DatasetDict:
     """Labelled parts `train`, `validation` and `test`, as far as there are any.
 
     Without a validation file a part of train becomes `validation`: whole respondents where the data name them,
-    single rows elsewhere, drawn by the seed; none of it with `validation_size=0`.
+    single rows elsewhere, drawn by the seed; none of it with `validation_size=0`. Texts that stand in train and in
+    another part are logged.
 
     Raises:
-        ValueError: wrong rows, a test or validation file without a train file, too little to split.
+        ValueError: wrong rows, a test or validation file without a train file, too little to split or to tell apart.
         OSError: a file is missing or cannot be read.
     """
-    files = {part: path for part in ("train", "validation", "test") if (path := getattr(options, f"{part}_file"))}
-    columns = (options.text_column, options.label_column, options.group_column)
+    paths = {part: getattr(options, f"{part}_file") for part in ("train", "validation", "test")}
+    files = {part: path for part, path in paths.items() if path is not None}
+    columns = (options.text_column, options.label_column, options.group_column, options.text_format())
     if not files:
         parts = load_family_relations()
     elif "train" not in files:
@@ -190,11 +177,24 @@ def load_parts(options: DataOptions, seed: int = 0) -> DatasetDict:
     else:
         train = read_labelled(files.pop("train"), options.label_names, options.problem_type, *columns)
         task = task_of(train.features)
+        _check_two_classes(task)
         others = {part: read_labelled(path, task.labels, task.problem_type, *columns) for part, path in files.items()}
         parts = DatasetDict(train=train, **others)
     if "validation" not in parts and options.validation_size:
         parts.update(_split(parts["train"], options.validation_size, seed))
+    for part in ("validation", "test"):
+        if part in parts:
+            tell_overlap(part, parts[part]["text"][:], parts["train"]["text"][:])
     return parts
+
+
+def _check_two_classes(task: Task) -> None:
+    if task.problem_type == SINGLE_LABEL and len(task.labels) < 2:
+        raise ValueError(
+            f"all training texts have the label {task.labels[0]!r}, so there is nothing to tell apart: add texts of "
+            "other labels; if texts without it are the others, leave their cells empty and say --problem_type "
+            "multi_label_classification"
+        )
 
 
 def _split(train: Dataset, validation_size: float, seed: int) -> DatasetDict:
@@ -327,17 +327,20 @@ def predict_logits(
     rows: Rows,
     tokenizer: PreTrainedTokenizerBase,
     batch_size: int,
+    progress: bool = False,
 ) -> NDArray[np.float32]:
     """Logits of every row, in the order of the rows; batches hold rows of similar length. Shape: (N, L)
 
-    Equal on all processes. Raises a `ValueError` for a logit that is not finite, or a batch size below 1.
+    With `progress` a bar shows the batches. Equal on all processes.
+
+    Raises a `ValueError` for a logit that is not finite, or a batch size below 1.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size={batch_size} must be at least 1")
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]["input_ids"]))
     collator = DataCollatorWithPadding(tokenizer)
     ordered = cast(TorchDataset, [rows[i] for i in order])
-    values, _ = predict(model, accelerator, ordered, collator, batch_size)
+    values, _ = predict(model, accelerator, ordered, collator, batch_size, progress)
     logits = np.empty(tuple(values.shape), dtype=np.float32)
     logits[order] = values.numpy()
     if not np.isfinite(logits).all():
@@ -387,28 +390,66 @@ def log_from_main_process(accelerator: Accelerator) -> None:
     logging.getLogger("fratrie.training.loop").setLevel(logging.WARNING)
 
 
-def prepare_output(path: str | os.PathLike[str], read: str | os.PathLike[str] | None = None) -> Path:
+def prepare_output(
+    path: str | os.PathLike[str],
+    read: str | os.PathLike[str] | None = None,
+    model: str | os.PathLike[str] | None = None,
+    is_ours: Callable[[Path], bool] | None = None,
+    overwrite: bool = False,
+) -> Path:
     """The path of a file to write later, its folder created; what cannot be written fails here, before the work.
 
     Args:
         path: the file to write.
         read: the file that is read, which must not be lost.
+        model: the folder of the model, whose files must not be lost either.
+        is_ours: whether a file is an earlier output, which may be replaced.
+        overwrite: replace any other file, too.
 
     Raises:
-        ValueError: the two are the same file.
-        OSError: the folder cannot be created, or the file not be opened.
+        ValueError: the file is one of these, has the name of a file of models, or is another's.
+        OSError: the folder cannot be created, or the file not be written.
     """
+    if not os.fspath(path):
+        raise ValueError("an empty path names no output: is a variable of the shell unset?")
     output = Path(path)
-    if read is not None and output.resolve() == Path(read).resolve():
-        raise ValueError(f"{path} is the file that is read, and would be lost: choose another --output_file")
-    existed = output.exists()
+    if _MODEL_FILES.fullmatch(output.name):
+        raise ValueError(f"{path} has the name of a file that belongs to a model: choose another --output_file")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        with output.open("a", encoding="utf-8"):
-            pass
+        if _exists(output):
+            _check_replaceable(output, read, model)
+            if not overwrite and not (is_ours and is_ours(output)):
+                raise ValueError(f"{path} is no earlier output for this model: choose another file, or --overwrite")
+        if not os.access(os.path.dirname(os.path.realpath(output)), os.W_OK | os.X_OK):  # it is made there and renamed
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
-        reason = f"cannot write {path} ({error.strerror}): choose another --output_file"
-        raise type(error)(error.errno, reason) from error
-    if not existed:
-        output.unlink(missing_ok=True)
+        raise type(error)(f"cannot write {path} ({error.strerror}): choose another --output_file") from error
     return output
+
+
+def _exists(path: Path) -> bool:
+    """Whether there is something; unlike pathlib's, it raises an OSError for a circle of links or an endless name."""
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _check_replaceable(
+    output: Path, read: str | os.PathLike[str] | None, model: str | os.PathLike[str] | None
+) -> None:
+    kept = [Path(read)] if read is not None else []
+    kept += [file for file in Path(model).iterdir() if file.is_file()] if model and Path(model).is_dir() else []
+    if any(file.exists() and output.samefile(file) for file in kept):
+        raise ValueError(f"{output} is a file that is read, and would be lost: choose another --output_file")
+    if not output.is_file():
+        raise FileExistsError(errno.EEXIST, "it is no regular file")
+
+
+# Where they lie, there is a model, or a reader would take them for one.
+_MODEL_FILES = re.compile(
+    r"(.*config|tokenizer|vocab|special_tokens_map|added_tokens|trainer_state|modules)\.json"
+    r"|.*\.safetensors(\.index\.json)?|(merges|vocab)\.txt|.*\.(model|jinja|bin)"
+)

@@ -1,14 +1,22 @@
-"""Opening Accelerate, and refusing launches that would go wrong silently."""
+"""Opening Accelerate and the output folder, and refusing launches that would go wrong silently."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
-from accelerate.utils import DistributedType, GradientAccumulationPlugin, ProjectConfiguration
+from accelerate.utils import (
+    DistributedType,
+    GradientAccumulationPlugin,
+    ProjectConfiguration,
+    broadcast_object_list,
+)
 
+from .. import files
 from .options import TrainingOptions
 
 LOG_FOLDER = "logs"
@@ -16,6 +24,51 @@ _SUPPORTED = {
     *(DistributedType.NO, DistributedType.FSDP),
     *(DistributedType.MULTI_CPU, DistributedType.MULTI_GPU, DistributedType.MULTI_XPU),
 }
+_in_use: set[Path] = set()  # folders that this process has for itself
+
+
+@contextmanager
+def open_run(options: TrainingOptions) -> Iterator[Accelerator]:
+    """Accelerate for the whole of a training script, whose output folder no other run can use meanwhile.
+
+    Raises what `create_accelerator` and `sole_use` raise.
+    """
+    accelerator = create_accelerator(options)
+    with sole_use(Path(options.output_dir), accelerator):
+        yield accelerator
+        accelerator.end_training()
+
+
+@contextmanager
+def sole_use(output_dir: Path, accelerator: Accelerator) -> Iterator[None]:
+    """Lock `output_dir` for this run, until the context or the main process ends, and sweep out what killed ones left.
+
+    Every process must call it; within itself it does nothing.
+
+    Raises:
+        BlockingIOError: another run has it; the same on every process.
+    """
+    folder = output_dir.resolve()
+    if folder in _in_use:
+        yield
+        return
+    with ExitStack() as stack:
+        if broadcast_object_list([accelerator.is_main_process and not _lock(folder, stack)])[0]:
+            raise BlockingIOError(
+                f"another run is writing in {output_dir}: wait for its end or choose another output_dir"
+            )
+        _in_use.add(folder)
+        stack.callback(_in_use.remove, folder)
+        yield
+
+
+def _lock(folder: Path, stack: ExitStack) -> bool:
+    try:
+        stack.enter_context(files.held(folder))
+    except BlockingIOError:
+        return False
+    files.sweep(folder)
+    return True
 
 
 def create_accelerator(options: TrainingOptions) -> Accelerator:

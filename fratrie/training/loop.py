@@ -10,13 +10,12 @@ import itertools
 import json
 import logging
 import math
-import shutil
-import sys
+import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import datasets
 import torch
@@ -28,13 +27,16 @@ from torch.utils.data import Dataset
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from .. import files
 from . import checkpoint
 from .batches import Collator, EpochBatches, MicroBatch, StepShape, StreamBatches, seed_all
 from .evaluation import CacheSwitch, evaluating
-from .launch import LOG_FOLDER, create_accelerator
+from .fingerprint import differences, digest_of, fingerprint_rows, fingerprint_tokenizer
+from .launch import LOG_FOLDER, create_accelerator, open_run, sole_use
 from .objective import Objective
 from .options import TrainingOptions
 from .schedules import build_optimizer, build_scheduler
+from .stopping import Stopped, StopRequest, stopping_after_the_step
 from .tracking import Throughput, progress_bar
 
 __all__ = [
@@ -43,6 +45,7 @@ __all__ = [
     "TrainingOptions",
     "TrainingResult",
     "create_accelerator",
+    "open_run",
     "train",
 ]
 
@@ -54,10 +57,13 @@ Evaluator = Callable[[PreTrainedModel, Accelerator], dict[str, float]]
 # Options that a resumed run may change: they decide what is shown and kept, not how the weights go on.
 _FREE_OPTIONS = {
     *("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "save_steps", "save_total_limit"),
-    *("eval_strategy", "eval_steps", "per_device_eval_batch_size", "early_stopping_patience"),
     *("logging_steps", "report_to", "disable_progress", "dataloader_num_workers", "find_unused_parameters"),
     "export_code",
 }
+# Free as well, unless they decide which checkpoint is the best one, and when the search for it ends.
+_CHOOSING_OPTIONS = {"eval_strategy", "eval_steps", "per_device_eval_batch_size", "early_stopping_patience"}
+# What a run, or the script around it, writes into its folder itself.
+_WRITTEN = ("config.json", "model.safetensors", "tokenizer.json", "README.md", "metrics.json", RUN_FILE)
 # Entries of a config that Hugging Face fills in when it saves or loads.
 _FREE_CONFIG = {
     *("_name_or_path", "transformers_version", "architectures", "auto_map", "dtype", "torch_dtype", "use_cache"),
@@ -66,7 +72,10 @@ _FREE_CONFIG = {
 
 @dataclass
 class TrainingResult:
-    """What a run leaves behind: the last step, the metrics of the kept model and every log record."""
+    """What a run leaves behind: the last step, the metrics of the kept model and every log record.
+
+    `seconds` counts all pieces of a resumed run, each from its beginning to the checkpoint that was gone on from.
+    """
 
     global_step: int
     epoch: float
@@ -74,6 +83,7 @@ class TrainingResult:
     best_metric: float | None = None
     best_step: int | None = None
     stopped_early: bool = False
+    seconds: float = 0.0
     history: list[dict[str, float]] = field(default_factory=list)
 
 
@@ -92,6 +102,7 @@ def train(
     tokenizer: PreTrainedTokenizerBase | None = None,
     run_config: dict[str, Any] | None = None,
     learning_rates: Mapping[str, float] | None = None,
+    compared: Mapping[str, Any] | None = None,
 ) -> TrainingResult:
     """Train `model` in place and save it, with its tokenizer, in `options.output_dir`.
 
@@ -111,88 +122,99 @@ def train(
         run_config: everything else worth keeping (data files, model options), written with `options` to
             `run_config.json`.
         learning_rates: peak rates by the name of a weight, for those that differ from `options.learning_rate`.
+        compared: what else decides the course of the run or the choice of its best checkpoint, such as a fingerprint
+            of the validation data. A run that goes on must have all of it, and all rows, as before.
 
-    With `metric_for_best_model` the model ends with the best weights, else with the last.
+    With `metric_for_best_model` the model ends with the best weights, else with the last. Nothing of an earlier run
+    is deleted before the first step has been taken. A run that goes on from an older checkpoint deletes newer ones
+    when it saves its own.
 
     Raises:
-        ValueError: impossible options, or a checkpoint of a run that differs in what matters.
+        ValueError: impossible options, a folder that holds what is not of a run here, or a checkpoint that is
+            damaged or of a run that differs in what matters.
+        BlockingIOError: another run is writing in the folder.
         NonFiniteLossError: the loss or the gradient became NaN or infinite; the last checkpoint stays.
+        Stopped: a signal asked for it; a checkpoint has been saved.
     """
     if options.eval_strategy != "no" and evaluate is None and options.metric_for_best_model is not None:
         raise ValueError(f"metric_for_best_model={options.metric_for_best_model!r} needs an evaluation")
-    resumed_from = _prepare_folder(Path(options.output_dir), options, accelerator)
+    with sole_use(Path(options.output_dir), accelerator):
+        resumed_from, saved = _find_start(Path(options.output_dir), options)
+        accelerator.wait_for_everyone()  # nobody writes before all have looked
+        batches = _open_batches(train_dataset, collator, options, accelerator, saved)
+        now = _fingerprint(model, options, accelerator, train_dataset, collator)
+        now |= {"learning rates": learning_rates and digest_of(dict(learning_rates))}
+        now |= {"tokenizer": fingerprint_tokenizer(tokenizer), **json.loads(json.dumps(compared or {}, default=str))}
+        if resumed_from and saved:
+            _check_same_run(saved, now, resumed_from)
+        run = _Run(model, options, accelerator, batches, now, tokenizer, evaluate, run_config or {})
+        run.open(resumed_from, saved, learning_rates)
+        return run.train()
+
+
+def _find_start(output_dir: Path, options: TrainingOptions) -> tuple[Path | None, dict[str, Any] | None]:
+    """The checkpoint to go on from and its state, if one is asked for, or a folder in which a run can begin."""
+    checkpoints = checkpoint.list_checkpoints(output_dir)
+    if options.resume_from_checkpoint is None:
+        checkpoint.check_folder(output_dir, earlier_versions=options.overwrite_output_dir)
+        if not options.overwrite_output_dir:
+            _check_nothing_is_replaced(output_dir, bool(checkpoints))
+        return None, None
+    path = checkpoint.find_checkpoint(output_dir, options.resume_from_checkpoint)
+    if path.resolve().parent != output_dir.resolve():
+        raise ValueError(f"{path} lies outside {output_dir}; a run goes on in its own output_dir")
+    state = checkpoint.load_state(path)
+    checkpoint.check_folder(output_dir)
+    checkpoint.check_tensors(path, state["tensors"])
+    best = state["run"]["best_step"]
+    if best is not None and best not in dict(checkpoints):
+        raise ValueError(f"checkpoint-{best}, the best one so far, is missing beside {path}: go on from a newer one")
+    if newer := [other.name for step, other in checkpoints if step > state["run"]["step"]]:
+        logger.warning("going on from %s: %s will be deleted at the next save", path.name, ", ".join(newer))
+    return path, state
+
+
+def _check_nothing_is_replaced(output_dir: Path, holds_checkpoints: bool) -> None:
+    if holds_checkpoints:
+        raise ValueError(
+            f"{output_dir} holds checkpoints of an earlier run: go on with --resume_from_checkpoint last, "
+            "delete them with --overwrite_output_dir, or choose another output_dir"
+        )
+    for name in _WRITTEN:
+        if (output_dir / name).exists() and not (name == RUN_FILE and _is_of_a_run(output_dir / name)):
+            raise ValueError(
+                f"{output_dir} holds {name}, which this run would replace: choose another output_dir, or say "
+                "--overwrite_output_dir"
+            )
+
+
+def _is_of_a_run(file: Path) -> bool:
+    """Whether a run that got no further than its beginning left this file."""
+    try:
+        return {"options", "run", "versions"} <= json.loads(file.read_text(encoding="utf-8")).keys()
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _open_batches(
+    dataset: Dataset | datasets.IterableDataset,
+    collator: Collator,
+    options: TrainingOptions,
+    accelerator: Accelerator,
+    saved: dict[str, Any] | None,
+) -> EpochBatches | StreamBatches:
     shape = StepShape(
         options.per_device_train_batch_size,
         options.gradient_accumulation_steps,
         accelerator.process_index,
         accelerator.num_processes,
     )
-    saved = checkpoint.load_state(resumed_from) if resumed_from else None
-    batches = _open_batches(train_dataset, collator, shape, options, accelerator, saved)
-    fingerprint = _fingerprint(model, options, accelerator, train_dataset, collator)
-    if resumed_from and saved:
-        _check_same_run(saved["fingerprint"], fingerprint, resumed_from)
-    if accelerator.is_main_process:
-        _write_run_config(options, accelerator, run_config)
-    run = _Run(model, options, accelerator, batches, fingerprint, tokenizer, evaluate)
-    run.open(resumed_from, saved, learning_rates)
-    return run.train()
-
-
-def _prepare_folder(output_dir: Path, options: TrainingOptions, accelerator: Accelerator) -> Path | None:
-    """Clear what may be cleared and find the checkpoint to resume from, if one is asked for."""
-    resumed_from = None
-    if options.resume_from_checkpoint is not None:
-        resumed_from = checkpoint.find_checkpoint(output_dir, options.resume_from_checkpoint)
-        if resumed_from.resolve().parent != output_dir.resolve():
-            raise ValueError(f"{resumed_from} lies outside {output_dir}; a run goes on in its own output_dir")
-    elif not options.overwrite_output_dir and checkpoint.list_checkpoints(output_dir):
-        raise ValueError(
-            f"{output_dir} holds checkpoints of an earlier run: go on with --resume_from_checkpoint last, "
-            "delete them with --overwrite_output_dir, or choose another output_dir"
-        )
-    elif not options.overwrite_output_dir and (output_dir / "config.json").exists():
-        raise ValueError(
-            f"{output_dir} holds a model, which this run would replace: choose another output_dir, or say "
-            "--overwrite_output_dir"
-        )
-    accelerator.wait_for_everyone()
-    if accelerator.is_main_process:
-        checkpoint.remove_checkpoints(output_dir, keep_last=sys.maxsize if resumed_from else 0)
-        if options.overwrite_output_dir and not resumed_from:
-            shutil.rmtree(output_dir / LOG_FOLDER, ignore_errors=True)
-    accelerator.wait_for_everyone()
-    return resumed_from
-
-
-def _write_run_config(options: TrainingOptions, accelerator: Accelerator, run_config: dict[str, Any] | None) -> None:
-    versions = {module.__name__: module.__version__ for module in (torch, transformers, datasets)}
-    everything = {
-        "options": asdict(options),
-        "run": run_config or {},
-        "processes": accelerator.num_processes,
-        "mixed_precision": accelerator.mixed_precision,
-        "device": str(accelerator.device),
-        "versions": versions,
-    }
-    text = json.dumps(everything, indent=2, ensure_ascii=False, default=str)
-    (Path(options.output_dir) / RUN_FILE).write_text(text + "\n", encoding="utf-8")
-
-
-def _open_batches(
-    dataset: Dataset | datasets.IterableDataset,
-    collator: Collator,
-    shape: StepShape,
-    options: TrainingOptions,
-    accelerator: Accelerator,
-    saved: dict[str, Any] | None,
-) -> EpochBatches | StreamBatches:
     if not isinstance(dataset, datasets.IterableDataset):
         return EpochBatches(dataset, collator, shape, options.seed, options.dataloader_num_workers)
     if options.max_steps <= 0:
         raise ValueError("a stream has no length: give max_steps, the number of optimizer steps")
-    place = saved["streams"][accelerator.process_index] if saved else None
-    return StreamBatches(dataset, collator, shape, options.seed, accelerator, options.dataloader_num_workers, place)
+    place = saved["stream"] if saved else None
+    return StreamBatches(dataset, collator, shape, options.seed, options.dataloader_num_workers, place)
 
 
 def _fingerprint(
@@ -205,13 +227,16 @@ def _fingerprint(
     """What decides the course of the run, flat, as JSON gives it back."""
     stream = isinstance(dataset, datasets.IterableDataset)
     rows: Any = list(cast(datasets.IterableDataset, dataset).take(8)) if stream else dataset
-    entries = {name: value for name, value in asdict(options).items() if name not in _FREE_OPTIONS} | {
+    free = _FREE_OPTIONS | (set() if options.metric_for_best_model else _CHOOSING_OPTIONS)
+    trained = {name: list(weight.shape) for name, weight in model.named_parameters() if weight.requires_grad}
+    entries = {name: value for name, value in asdict(options).items() if name not in free} | {
         "processes": accelerator.num_processes,
         "mixed_precision": accelerator.mixed_precision,
-        "data": checkpoint.fingerprint_rows(rows),
+        "first rows" if stream else "data": fingerprint_rows(rows),
         "dataloader_num_workers": options.dataloader_num_workers if stream else None,
         "model": type(model).__name__,
-        "trainable weights": sum(weight.numel() for weight in model.parameters() if weight.requires_grad),
+        "attention kernel": model.config._attn_implementation,
+        "trained weights": f"{len(trained)} tensors, {digest_of(trained)}",
     }
     config = {f"config.{key}": value for key, value in model.config.to_dict().items()}
     entries |= {key: value for key, value in config.items() if key.partition(".")[2] not in _FREE_CONFIG}
@@ -223,7 +248,7 @@ def _fingerprint(
 
 
 def _check_same_run(saved: dict[str, Any], now: dict[str, Any], path: Path) -> None:
-    different = checkpoint.differences(saved, now)
+    different = differences(saved["fingerprint"], now)
     if different:
         raise ValueError(
             f"{path} is of a run that differs from this one:\n  "
@@ -243,6 +268,9 @@ class _State:
     best_metrics: dict[str, float] = field(default_factory=dict)
     best_step: int | None = None
     evaluations_without_gain: int = 0
+    seconds: float = 0.0
+    # The step was taken, but the run was stopped before the evaluation and the saving that may follow it.
+    cut_short: bool = False
 
 
 class _Run:
@@ -257,9 +285,13 @@ class _Run:
         fingerprint: dict[str, Any],
         tokenizer: PreTrainedTokenizerBase | None,
         evaluate: Evaluator | None,
+        run_config: dict[str, Any],
     ) -> None:
         self.options, self.accelerator, self.batches = options, accelerator, batches
         self.fingerprint, self.tokenizer, self.evaluate = fingerprint, tokenizer, evaluate
+        self.run_config, self.stop, self.has_begun = run_config, StopRequest(), False
+        self.opened, self.earlier_seconds = time.perf_counter(), 0.0
+        self.saved: Path | None = None  # the checkpoint that has the present weights and moments
         self.objective, self.cache, self.throughput = Objective(model), CacheSwitch(model), Throughput()
         self.model, self.state, self.folder = model, _State(), Path(options.output_dir)
         epoch_steps = batches.steps_per_epoch or 0
@@ -290,25 +322,78 @@ class _Run:
             self.optimizer.optimizer, options.lr_scheduler_type, options.warmup_steps, self.total_steps
         )
         if saved:
-            self.state = _State(**saved["run"])
+            self.state, self.saved = _State(**saved["run"]), resumed_from
+            self.earlier_seconds = self.state.seconds
             self._set_schedule(saved["schedule"])
-        self.accelerator.init_trackers("", init_kwargs={"tensorboard": {"purge_step": self.state.step + 1}})
 
     def train(self) -> TrainingResult:
         """Run to the last step or until patience ends, and save the final model."""
-        steps = itertools.islice(self.batches.steps(self.state.step), self.total_steps - self.state.step)
         self.model.train()
         try:
-            with self.cache.off(), self._progress() as progress:
-                for micro_batches in itertools.takewhile(lambda _: self._patient(), steps):
-                    loss = self._step(micro_batches)
-                    progress.update()
-                    progress.set_postfix(loss=f"{loss:.4g}", refresh=False)
-                    self._after_step()
-            return self._finish()
+            with stopping_after_the_step() as self.stop:
+                with self.cache.off(), self._progress() as progress:
+                    self._take_steps(progress)
+                self._begin()
+                result = self._finish()
+                if number := self._asked_to_stop():
+                    raise Stopped(number, f"the model is saved in {self.folder}, and nothing of what follows was done")
+                return result
         finally:
             for tracker in self.accelerator.trackers:
                 tracker.finish()
+
+    def _take_steps(self, progress: tqdm) -> None:
+        if self.state.cut_short:
+            self._begin()
+            self.state.cut_short = False
+            self._evaluate_and_save()
+        steps = itertools.islice(self.batches.steps(self.state.step), self.total_steps - self.state.step)
+        for micro_batches in itertools.takewhile(lambda _: self._patient(), steps):
+            loss, norm, stop = self._step(micro_batches)
+            self._begin()
+            if self._due(self.options.logging_steps):
+                self._log_progress(norm)
+            progress.update()
+            progress.set_postfix(loss=f"{loss:.4g}", refresh=False)
+            if stop:
+                self._leave()
+            self._evaluate_and_save()
+
+    def _begin(self) -> None:
+        """With the first step taken, what the run needs is known to be there: an earlier run may go."""
+        if self.has_begun:
+            return
+        self.has_begun = True
+        if self.accelerator.is_main_process:
+            if self.options.overwrite_output_dir and not self.saved:
+                checkpoint.remove_checkpoints(self.folder, keep_last=0)
+                for log in (self.folder / LOG_FOLDER).glob("events.out.tfevents.*"):
+                    log.unlink()
+            files.write_json(self.folder / RUN_FILE, self._whole_configuration())
+        self.accelerator.init_trackers("", init_kwargs={"tensorboard": {"purge_step": self.state.step + 1}})
+
+    def _whole_configuration(self) -> dict[str, Any]:
+        return {
+            "options": asdict(self.options),
+            "run": self.run_config,
+            "processes": self.accelerator.num_processes,
+            "mixed_precision": self.accelerator.mixed_precision,
+            "device": str(self.accelerator.device),
+            "versions": {module.__name__: module.__version__ for module in (torch, transformers, datasets)},
+        }
+
+    def _asked_to_stop(self) -> int:
+        """The signal that any process has heard, or 0; every process must ask."""
+        return max(gather_object([self.stop.number]))
+
+    def _leave(self) -> NoReturn:
+        """Save after the step and before its evaluation, which may be long; the resumed run makes up for it."""
+        self.state.cut_short = True
+        self._save(at_least=1)
+        raise Stopped(
+            self._asked_to_stop(),
+            f"step {self.state.step} is saved in {self.saved}; go on with --resume_from_checkpoint last",
+        )
 
     def _progress(self) -> tqdm:
         hidden = self.options.disable_progress or not self.accelerator.is_main_process
@@ -318,15 +403,18 @@ class _Run:
         patience = self.options.early_stopping_patience
         return not patience or self.state.evaluations_without_gain < patience
 
-    def _step(self, micro_batches: list[MicroBatch]) -> float:
-        """One optimizer step; returns its loss, the mean over all targets of all processes."""
+    def _step(self, micro_batches: list[MicroBatch]) -> tuple[float, float, bool]:
+        """One optimizer step: its loss, the mean over all targets, its gradient norm, and whether to stop after it.
+
+        Equal on all processes.
+        """
         counts = [0 if batch.filler else self.objective.count(batch.inputs) for batch in micro_batches]
         total = int(self._sum(torch.tensor(sum(counts))))
         loss = torch.zeros((), device=self.accelerator.device)
         for batch, count in zip(micro_batches, counts, strict=True):
             loss += self._forward_backward(batch, count, total)
         norm = self._clip()
-        value = float(self._sum(loss))
+        value, signals = self._sum(torch.stack([loss, torch.full_like(loss, self.stop.number)])).tolist()
         if not math.isfinite(value) or not math.isfinite(norm):
             raise NonFiniteLossError(self._divergence(value, norm))
         self.optimizer.step()
@@ -334,9 +422,7 @@ class _Run:
         self.optimizer.zero_grad()
         self.state.step += 1
         self.state.losses.append(value)
-        if self._due(self.options.logging_steps):
-            self._log_progress(norm)
-        return value
+        return value, norm, signals > 0
 
     def _forward_backward(self, batch: MicroBatch, count: int, total: int) -> Tensor:
         inputs = dict(send_to_device(batch.inputs, self.accelerator.device))
@@ -400,7 +486,7 @@ class _Run:
         if self.accelerator.is_main_process:
             logger.info("%s", record)
 
-    def _after_step(self) -> None:
+    def _evaluate_and_save(self) -> None:
         improved = self._evaluation_due() and self._evaluate()
         save_steps = self.options.save_steps
         if improved or (save_steps and self.state.step % save_steps == 0):
@@ -435,21 +521,34 @@ class _Run:
         self.state.evaluations_without_gain += 1
         return False
 
-    def _save(self) -> None:
+    def _save(self, at_least: int = 0) -> None:
+        """Save a checkpoint, or its state alone where the weights are saved already, and delete older ones."""
+        self.state.seconds = self._seconds()
         state = {
             "run": asdict(self.state),
             "fingerprint": self.fingerprint,
             "schedule": {"last_epoch": self.scheduler.last_epoch, "_last_lr": self.scheduler.get_last_lr()},
-            "streams": gather_object([self.batches.state()]),
+            "stream": self.batches.state(),
         }
         path = self.folder / f"checkpoint-{self.state.step}"
         with self.throughput.pause(), self.cache.as_given():
-            checkpoint.save_checkpoint(
-                path, self.model, self.optimizer.optimizer, self.accelerator, self.tokenizer, state
-            )
+            if self.saved and self.saved.resolve() == path.resolve():
+                checkpoint.replace_state(path, state, self.accelerator)
+            else:
+                checkpoint.save_checkpoint(
+                    path, self.model, self.optimizer.optimizer, self.accelerator, self.tokenizer, state
+                )
+        self.saved = path
+        self._delete_old_checkpoints(at_least)
+
+    def _delete_old_checkpoints(self, at_least: int = 0) -> None:
         if self.accelerator.is_main_process:
-            checkpoint.remove_checkpoints(self.folder, self._to_keep(), self.state.best_step)
+            keep = max(at_least, self._to_keep())
+            checkpoint.remove_checkpoints(self.folder, keep, self.state.best_step, now=self.state.step)
         self.accelerator.wait_for_everyone()
+
+    def _seconds(self) -> float:
+        return self.earlier_seconds + time.perf_counter() - self.opened
 
     def _to_keep(self) -> int:
         return self.options.save_total_limit if self.options.save_steps else 0
@@ -469,6 +568,7 @@ class _Run:
             best = self.folder / f"checkpoint-{state.best_step}"
             checkpoint.load_weights(self.model, best, self.accelerator)
         checkpoint.save_final(self.folder, self.model, self.accelerator, self.tokenizer)
+        self._delete_old_checkpoints()
         # Accelerate wraps forward for mixed precision; the caller gets its own model back.
         self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
         self.accelerator.free_memory()
@@ -479,5 +579,6 @@ class _Run:
             best_metric=state.best_metrics.get(name) if name else None,
             best_step=state.best_step,
             stopped_early=not self._patient(),
+            seconds=round(self._seconds(), 2),
             history=state.history,
         )

@@ -1,10 +1,53 @@
-"""The command-line options that every training script shares."""
+"""The command-line options that scripts share, and how they are read."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, cast
+
+from transformers import HfArgumentParser
+
+from fratrie.data.text_files import TextFormat
+
+
+def read_options(description: str | None, *kinds: type) -> tuple[Any, ...]:
+    """The options of the command line, an object of each of the dataclasses.
+
+    Raises:
+        ValueError: an empty text, as an unset variable of the shell leaves it, or a number that is not finite.
+    """
+    parser = HfArgumentParser(cast(Any, kinds), description=description, allow_abbrev=False)
+    found = parser.parse_args_into_dataclasses()
+    given = [(each, getattr(part, each.name)) for part in found for each in fields(part)]
+    for each, value in given:
+        if value != each.default and "" in (value if isinstance(value, list) else [value]):
+            raise ValueError(f"--{each.name} is empty: give it a value (is a variable of the shell unset?) or omit it")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"--{each.name} {value}: expected a finite number")
+    return found
+
+
+@dataclass(kw_only=True)
+class ReadingOptions:
+    """How files of texts are read, for `HfArgumentParser`."""
+
+    text_column: str = field(
+        default="text", metadata={"help": "Column that holds the text, in everything but .txt files."}
+    )
+    encoding: str = field(
+        default="utf-8", metadata={"help": "Encoding of text files, such as cp1252 (Windows) or utf-16."}
+    )
+    delimiter: str | None = field(
+        default=None,
+        metadata={"help": "What stands between the columns of csv files, such as ';'; by default as the file shows."},
+    )
+
+    def text_format(self) -> TextFormat:
+        """Encoding and delimiter; a ValueError says which of them is impossible."""
+        return TextFormat(self.encoding, self.delimiter)
+
 
 _ROWS, _STEPS = (1, 10**6), 10**9  # more is a slip of the pen, and would end in a crash or never
 RANGES: dict[str, tuple[float, float]] = {

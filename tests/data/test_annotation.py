@@ -200,7 +200,7 @@ def test_wrong_byte_is_located(scratch, bom):
     (problem,) = wrong(scratch, start + b"jm+ caf\xe9 noir\nji b")
     assert problem.line == 2 and problem.text == "jm+ caf\\xe9 noir"
     assert f"byte 0xe9 at offset {len(start) + 7} is not UTF-8" in problem.reason
-    assert "save it as UTF-8" in problem.reason
+    assert "save the file as UTF-8, or name its encoding" in problem.reason
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be"])

@@ -4,7 +4,9 @@ import codecs
 import csv
 import json
 import logging
+import os
 
+import pyarrow
 import pytest
 from datasets import ClassLabel, Dataset, Features, List, Value
 from hypothesis import given, settings
@@ -12,7 +14,9 @@ from hypothesis import strategies as st
 
 from fratrie.data import LABELS, AnnotationError, Segment, write_annotations
 from fratrie.data.corpus import load_family_relations, to_dataset
-from fratrie.data.loading import load_labelled, load_texts
+from fratrie.data.loading import load_labelled, load_texts, load_values
+from fratrie.data.tables import missing_column, stream_column
+from fratrie.data.text_files import TextFormat
 
 MOODS = ["sad", "happy", "very happy"]
 
@@ -54,6 +58,16 @@ def refused(path, *pieces, load=load_labelled, **options):
     for piece in pieces:
         assert piece in message
     return message
+
+
+def make_fifo(path):
+    os.mkfifo(path)
+    return path
+
+
+def make_loop(path):
+    path.symlink_to(path)
+    return path
 
 
 # --- labels in every format ---
@@ -290,7 +304,7 @@ def test_wrong_cell_of_one_label(tmp_path, cell, problem):
         ([0, 1, 1], "label positions [0, 1, 1] repeat"),
         ([0.0, 1.0, 1.0], "label 0.0, expected a name"),
         (["sad", None], "label None, expected a name"),
-        (["sad", " "], "label ' ', expected a name"),
+        (["sad", " "], "label '', expected a name"),
         (["sad", "mad"], "unknown label 'mad'"),
     ],
 )
@@ -320,13 +334,16 @@ def test_no_label_at_all(tmp_path):
         ("\ud800", "the text holds half of a character"),
     ],
 )
-def test_wrong_text(tmp_path, text, problem):
+def test_wrong_text(tmp_path, caplog, text, problem):
     path = tmp_path / "rows.jsonl"
     rows = [{"text": "a", "labels": "x"}, {"text": text, "labels": "x"}, {"labels": "x"}]
     path.write_text("\n".join(map(json.dumps, rows)))
     found = ["rows 2, 3: " + problem] if text is None else [f"row 2: {problem}", "row 3: the text is None"]
     refused(path, *found)
-    refused(path, *found, load=load_texts)
+    if text is None or not str(text).strip():
+        assert load_texts(path) == ["a"] and "2 empty text(s) are left out (rows 2, 3" in caplog.text
+    else:
+        refused(path, f"row 2: {problem}", load=load_texts)
 
 
 def test_text_and_label_problems_come_together(tmp_path):
@@ -404,7 +421,7 @@ def test_parquet_without_rows(tmp_path):
             "line 3: no object, expected one json object a line: '[1]'",
         ),
         ("a.json", '[{"text": "a"},\n {"text"}]', "line 2: not valid json"),
-        ("a.json", '[{"text": "a"}, 3]', "row 2: '3' is no object"),
+        ("a.json", '[{"text": "a"}, 3]', "row 2: 3 is no object"),
         ("a.parquet", "text", "not a readable parquet file"),
     ],
 )
@@ -419,6 +436,143 @@ def test_semicolons_windows_lines_and_byte_order_mark(tmp_path):
     dataset = load_labelled(make(tmp_path / "a.csv", content))
     assert dataset["text"][:] == ["«Oui, et alors»", "non"]
     assert names(dataset) == ["x", "y"]
+
+
+@pytest.mark.parametrize(
+    ("content", "header", "first"),
+    [
+        ("Un bon, très bon travail ?;codes\nUn travail calme.;a\nPénible, oui.;b\n", "codes", "a"),
+        ("Un bon ; très bon travail ?,codes\nUn travail calme.,a\nPénible ; oui.,b\n", "codes", "a"),
+        ("Oui, non ?\tcodes\nCalme.\ta\n", "codes", "a"),
+        ('"Oui ; non",codes\n"x",a\n', "codes", "a"),
+        ("sep=;\ntext;codes\nUn travail, calme.;a\n", "codes", "a"),
+        ('\ufeff"sep=|"\r\ntext|codes\r\nUn travail; calme.|a\r\n', "codes", "a"),
+        ("text,codes,,\nun,a,,\n", "codes", "a"),
+    ],
+)
+def test_a_comma_in_a_header_fools_nobody(tmp_path, content, header, first):
+    path = make(tmp_path / "a.csv", content)
+    assert load_texts(path, header)[0] == first
+    assert next(stream_column(path, header)) == first
+
+
+def test_two_marks_that_fit_are_refused_unless_one_is_named(tmp_path):
+    path = make(tmp_path / "a.csv", "a;b,text\n1;2,un\n")
+    refused(path, "',' and ';' both cut all rows alike: say which one by delimiter (--delimiter)", load=load_texts)
+    assert load_texts(path, form=TextFormat(delimiter=",")) == ["un"]
+    pipes = make(tmp_path / "b.csv", "text|n\nun, deux|1\n")
+    assert load_texts(pipes, form=TextFormat(delimiter="|")) == ["un, deux"]
+    tabs = make(tmp_path / "c.csv", "text\tn\nun\t1\n")
+    assert load_texts(tabs, form=TextFormat(delimiter="\\t")) == ["un"]
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "utf-16", "latin-1", "utf-8-sig"])
+@pytest.mark.parametrize("name", ["a.csv", "a.txt", "a.jsonl"])
+def test_other_encodings_are_read_by_their_name(tmp_path, name, encoding):
+    content = {"a.csv": "text;x\nMa mère, été;1\n", "a.txt": "Ma mère, été\n", "a.jsonl": '{"text": "Ma mère, été"}'}
+    path = make(tmp_path / name, content[name].encode(encoding))
+    assert load_texts(path, form=TextFormat(encoding)) == ["Ma mère, été"]
+    if encoding != "utf-8-sig":
+        refused(path, "UTF-", "--encoding cp1252", load=load_texts)
+
+
+def test_annotated_files_of_other_encodings(tmp_path):
+    path = make(tmp_path / "a.txt", "jm+ Ma mère.\n".encode("utf-16"))
+    assert load_labelled(path, form=TextFormat("utf-16"))["text"][:] == ["Ma mère."]
+    refused(path, "the file is UTF-16", "--encoding")
+    refused(make(path, b"jm+ Ma m\x81re.\n"), "the file is not cp1252", form=TextFormat("cp1252"))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"encoding": "utf-9"}, "utf-9"),
+        ({"encoding": "hex"}, "hex"),
+        ({"delimiter": ""}, "''"),
+        ({"delimiter": ";;"}, ";;"),
+    ],
+)
+def test_impossible_formats(given, message):
+    with pytest.raises(ValueError, match=message):
+        TextFormat(**given)
+
+
+@pytest.mark.parametrize("load", [load_labelled, load_texts, load_values])
+@pytest.mark.parametrize("extension", ["csv", "jsonl", "parquet", "json"])
+def test_what_is_no_regular_file_is_not_opened(tmp_path, load, extension):
+    for make_it, message in ((make_fifo, "is a pipe or a device"), (make_loop, "symbolic links")):
+        path = make_it(tmp_path / f"{make_it.__name__}.{extension}")
+        with pytest.raises(OSError, match=message):
+            load(path)
+    for name in ("a" * 300, "a\0b"):
+        with pytest.raises(OSError, match="a"):
+            load(tmp_path / name)
+    with pytest.raises(ValueError, match="an empty path names no file"):
+        load("")
+
+
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("a.jsonl", f'{{"text": "a", "x": {DEEP}}}', "line 1: lists or objects are nested too deeply"),
+        ("a.json", f'[{{"text": {DEEP}}}]', "nested too deeply"),
+        ("a.jsonl", '{"text": "a", "text": "b"}', "line 1: the key 'text' occurs twice"),
+        ("a.jsonl", f'{{"text": "a", "x": {"9" * 5000}}}', "line 1: Exceeds the limit"),
+        ("a.csv", "text\0,labels\na,x\n", "line 1: a NUL, which no text holds"),
+        ("a.txt", "un\ndeux\0\n", "line 2: a NUL, which no text holds"),
+        ("a.csv", "text,,\na,b,c\n", "several columns with content have no name"),
+        ("a.csv", "text,n\n" + "a\n" * 3000, "… and 2,980 more"),
+        ("a.jsonl", '{"text": "a"}\n' + "[1]\n" * 3000, "… and 2,980 more"),
+    ],
+)
+def test_hostile_content_gets_a_message(tmp_path, name, content, problem):
+    message = refused(make(tmp_path / name, content), problem, load=load_texts)
+    assert len(message) < 9000
+
+
+def test_thousands_of_wrong_annotations_are_summed_up(tmp_path):
+    with pytest.raises(AnnotationError) as caught:
+        load_labelled(make(tmp_path / "a.txt", "jx+ a\n" * 3000))
+    assert len(caught.value.problems) == 3000 and "… and 2,980 more" in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 22
+
+
+def test_a_cell_may_hold_a_book(tmp_path):
+    book = "mot " * 100_000
+    assert load_texts(make(tmp_path / "a.csv", f"text,n\n{book},1\n")) == [book]
+
+
+def test_parquet_that_is_not_as_expected(tmp_path):
+    twice = pyarrow.Table.from_arrays([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["text", "text"])
+    pyarrow.parquet.write_table(twice, tmp_path / "twice.parquet")
+    refused(tmp_path / "twice.parquet", "a column name occurs twice in ['text', 'text']", load=load_texts)
+    schema = pyarrow.schema([("text", pyarrow.string())], metadata={"huggingface": '{"info": {"features": 3}}'})
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a"]}, schema=schema), tmp_path / "features.parquet")
+    refused(tmp_path / "features.parquet", "its description by `datasets` cannot be read", load=load_texts)
+    data = (tmp_path / "twice.parquet").read_bytes()
+    refused(make(tmp_path / "cut.parquet", data[: len(data) // 2]), "not a readable parquet file", load=load_texts)
+
+
+def test_speakers_that_are_huge_numbers_are_names(tmp_path):
+    rows = [{"text": "a", "labels": "x", "group": 10**30}, {"text": "b", "labels": "y", "group": 3}]
+    assert load_labelled(make_rows(tmp_path / "a.jsonl", rows))["respondent"][:] == [str(10**30), "3"]
+
+
+def test_options_are_named_by_their_name():
+    assert str(missing_column("a.csv", "x", ["y"], "text_column")).endswith("pick one by text_column (--text_column)")
+    with pytest.raises(AssertionError):
+        missing_column("a.csv", "x", ["y"], "--text_column")
+
+
+@pytest.mark.parametrize("cell", ["high", "nan", "inf", None, True, "2,5", 10**400])
+def test_a_value_is_a_finite_number(tmp_path, cell):
+    rows = [{"text": "a", "labels": 1.5}, {"text": "b", "labels": cell}]
+    path = make_rows(tmp_path / "a.jsonl", rows)
+    refused(path, "row 2: ", "expected a number in 'labels' for regression", load=load_values)
+    assert load_values(make_rows(tmp_path / "b.jsonl", rows[:1]))["labels"][:] == [1.5]
 
 
 def test_json_lines_under_the_name_json(tmp_path):
@@ -461,7 +615,7 @@ def test_texts_of_a_column(tmp_path, extension):
     assert load_texts(path, text_column="sentence") == [row["sentence"] for row in rows]
 
 
-texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str.strip)
+texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1).filter(str.strip)
 
 
 @settings(deadline=None)

@@ -521,6 +521,7 @@ CONTRADICTIONS = [
     ({"pos_weight": [1.0, 2.0]}, r"pos_weight has 2 values for 3 labels: give one a label"),
     ({"label_thresholds": [0.5]}, r"label_thresholds has 1 values for 3 labels: give one a label"),
     ({"pos_weight": [1.0] * 3, "problem_type": "regression"}, r"pos_weight.*problem_type='regression'"),
+    ({"pos_weight": [1, float("inf"), 1]}, r"pos_weight=\[1, inf, 1\] must be positive"),
     ({"pos_weight": [1.0, 0.0, 1.0]}, r"pos_weight=\[1.0, 0.0, 1.0\] must be positive"),
     ({"label_thresholds": [0.5, 1.5, 0.5]}, r"label_thresholds=\[0.5, 1.5, 0.5\] must lie in \[0, 1\]"),
 ]  # fmt: skip
@@ -718,3 +719,9 @@ def test_documentation_names_every_field():
             assert name in text, name
     for name in own_fields(FratrieSeq2SeqConfig) - own_fields(FratrieConfig):
         assert name in FratrieSeq2SeqConfig.__doc__, name
+
+
+def test_whole_numbers_are_weights_and_thresholds_too(tmp_path):
+    FratrieEncoderConfig(num_labels=2, pos_weight=[2, 1.5], label_thresholds=[0, 1]).save_pretrained(tmp_path)
+    read = FratrieEncoderConfig.from_pretrained(tmp_path)
+    assert (read.pos_weight, read.label_thresholds) == ([2, 1.5], [0, 1])

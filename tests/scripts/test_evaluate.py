@@ -132,6 +132,41 @@ def test_the_shipped_corpus_is_scored_by_default(run_script, samples, tmp_path):
     assert "330 texts are longer than 48 tokens" in stderr
 
 
+@pytest.mark.parametrize("option", ["--model", "--file", "--output_file", "--label_column"])
+def test_an_empty_value_is_never_the_shipped_corpus(run_script, classifier, samples, option):
+    given = {"--model": classifier, "--file": samples / "test.jsonl"} | {option: ""}
+    code, stdout, stderr = run_script("evaluate.py", *(part for pair in given.items() for part in pair))
+    assert code == 2 and f"error: {option} is empty" in stderr and not stdout
+
+
+def test_scores_replace_scores_alone(run_script, classifier, samples, tmp_path):
+    output = tmp_path / "scores.json"
+    given = ["--model", classifier, "--file", samples / "test.jsonl", "--output_file", output]
+    assert run_script("evaluate.py", *given)[0] == run_script("evaluate.py", *given)[0] == 0
+    for content in ("{}", "[1]", "precious", '{"samples": 3}', "[" * 100_000):
+        output.write_text(content)
+        code, _, stderr = run_script("evaluate.py", *given)
+        assert code == 2 and "is no earlier output" in stderr and output.read_text() == content
+    assert run_script("evaluate.py", *given, "--overwrite")[0] == 0 and "samples" in json.loads(output.read_text())
+    config = (classifier / "config.json").read_text()
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        code, _, stderr = run_script("evaluate.py", *given[:4], "--output_file", classifier / name, "--overwrite")
+        assert code == 2 and "belongs to a model" in stderr
+    assert (classifier / "config.json").read_text() == config
+
+
+def test_labels_are_those_of_the_model_in_any_spelling(run_script, classifier, tmp_path):
+    path, output = tmp_path / "data.csv", tmp_path / "scores.json"
+    path.write_bytes("Dit-il, alors;labels\nma mère;m\u200b | +\nmon père;['p', '-']\n".encode("cp1252", "ignore"))
+    options = ("--encoding", "cp1252", "--text_column", "Dit-il, alors", "--output_file", output)
+    code, _, stderr = run_script("evaluate.py", "--model", classifier, "--file", path, *options)
+    assert code == 2 and "row 1: the cell 'm | +' is no list, as others of the column are" in stderr
+    path.write_bytes("Dit-il, alors;labels\nma mère;['m\u200b', '+']\nmon père;['p', '-', 'p']\n".encode())
+    code, _, stderr = run_script("evaluate.py", "--model", classifier, "--file", path, *options[2:])
+    assert code == 0 and "invisible characters" in stderr, stderr
+    assert json.loads(output.read_text())["support"] == {"+": 1, "-": 1, "m": 1, "p": 1}
+
+
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_two_processes_count_each_text_once(launch, run_script, classifier, samples, tmp_path):

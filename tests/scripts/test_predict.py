@@ -1,6 +1,12 @@
+import codecs
 import csv
+import datetime
+import decimal
+import errno
 import json
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig
@@ -143,6 +149,11 @@ def test_annotated_lines_are_labelled_without_their_codes(run_script, samples, t
         ("texte\n", {"--input_file": "nowhere.txt"}, "nowhere.txt: there is no such file"),
         ("texte\n", {"--output_file": "texts.txt/out.csv"}, "texts.txt"),
         ("texte\n", {"--output_file": "out.xlsx"}, "out.xlsx will be a csv file"),
+        ("texte\n", {"--output_file": "texts.txt"}, "texts.txt will be a csv file"),
+        ("texte\n", {"--model": ""}, "--model is empty"),
+        ("texte\n", {"--input_file": ""}, "--input_file is empty"),
+        ("texte\n", {"--encoding": "utf-9"}, "encoding='utf-9' is no encoding of texts"),
+        ("texte\n".encode("utf-16"), {}, "the file is UTF-16: save the file as UTF-8, or name its encoding"),
         ("texte\n", {"--model": "."}, "is not a complete checkpoint: it lacks config.json"),
         ("texte\n", {"--model": "absent"}, "absent is not a folder"),
         ("texte\n", {"--max_length": "0"}, "max_length=0"),
@@ -160,14 +171,135 @@ def test_what_a_user_gets_wrong_ends_with_a_message(
     assert "Traceback" not in stderr and not stdout and not (tmp_path / "out.csv").exists()
 
 
-def test_an_empty_cell_is_named_by_its_row(run_script, samples, tmp_path):
+@pytest.fixture
+def labelled(run_script, samples, tmp_path):
+    """Runs the script on rows of a file in the folder; gives exit code, stderr and the path of the output."""
     save_classifier(tmp_path / "m", samples, "multi_label_classification", ["+", "m", "p"])
-    source = tmp_path / "texts.jsonl"
-    source.write_text('{"text": "ma mère"}\n{"text": ""}\n', encoding="utf-8")
-    code, _, stderr = run_script(
-        "predict.py", "--model", tmp_path / "m", "--input_file", source, "--output_file", tmp_path / "out.csv"
+    output = tmp_path / "out.csv"
+
+    def call(content, *options, name="in.jsonl"):
+        path = tmp_path / name
+        if isinstance(content, str):
+            path.write_text(content, encoding="utf-8")
+        else:
+            pyarrow.parquet.write_table(content, path)
+        given = ("--model", tmp_path / "m", "--input_file", path, "--output_file", output)
+        code, _, stderr = run_script("predict.py", *given, *options)
+        return code, stderr, output
+
+    return call
+
+
+def test_rows_without_a_text_stay_without_labels_and_are_named(labelled):
+    code, stderr, output = labelled(
+        '{"text": "ma mère", "n": 1}\n{"text": "", "n": 2}\n{"n": 3}\n{"text": "p", "n": 4}'
     )
-    assert code == 2 and "row 2" in stderr and "is empty" in stderr
+    assert code == 0 and "2 empty text(s) are left out (rows 2, 3, counted without a header)" in stderr, stderr
+    _, *rows = read(output)
+    assert [row[-1] for row in rows] == ["1", "2", "3", "4"] and rows[1][:-1] == rows[2][:-1] == [""] * 5
+    assert all(row[2] and row[3] and row[4] for row in (rows[0], rows[3]))
+    alone = labelled('{"text": "ma mère"}\n{"text": "p"}')[2]
+    assert [row[:5] for row in read(alone)[1:]] == [rows[0][:5], rows[3][:5]]
+    code, stderr, _ = labelled('{"text": ""}\n{"text": null}')
+    assert code == 2 and "all 2 texts are empty" in stderr
+    code, stderr, _ = labelled('{"text": "a"}\n{"text": 5}')
+    assert code == 2 and "row 2: the text is 5" in stderr
+
+
+def test_a_bar_over_the_batches(labelled, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert "predicting" in labelled('{"text": "ma mère"}')[1]
+    assert "predicting" not in labelled('{"text": "ma mère"}', "--disable_progress")[1]
+
+
+def test_columns_of_every_type_are_readable(labelled):
+    columns = {
+        "text": ["ma mère"],
+        "date": [datetime.date(2020, 1, 2)],
+        "at": pyarrow.array([datetime.datetime(2020, 1, 2, 3, 4)], pyarrow.timestamp("ns")),
+        "time": [datetime.time(3, 4)],
+        "lasts": [datetime.timedelta(hours=1)],
+        "price": [decimal.Decimal("1.50")],
+        "utf8": [b"\xc3\xa9t\xc3\xa9"],
+        "bytes": [b"\xff\x00"],
+        "nested": [{"day": datetime.date(2021, 1, 1), "parts": [b"x"], "price": decimal.Decimal("2.0")}],
+        "flag": [True],
+        "none": pyarrow.array([None], pyarrow.string()),
+        "kind": pyarrow.array(["u"]).dictionary_encode(),
+    }
+    code, stderr, output = labelled(pyarrow.table(columns), name="in.parquet")
+    assert code == 0, stderr
+    header, row = read(output)
+    assert dict(zip(header[5:], row[5:], strict=True)) == {
+        "date": "2020-01-02",
+        "at": "2020-01-02T03:04:00",
+        "time": "03:04:00",
+        "lasts": "1:00:00",
+        "price": "1.50",
+        "utf8": "été",
+        "bytes": "0xff00",
+        "nested": '{"day": "2021-01-01", "parts": ["x"], "price": "2.0"}',
+        "flag": "true",
+        "none": "",
+        "kind": "u",
+    }
+
+
+def test_half_characters_of_other_columns_are_written_readably(labelled):
+    code, stderr, output = labelled('{"text": "a", "x\\ud801": "\\ud800", "y": ["\\ud802"]}')
+    assert code == 0, stderr
+    header, row = read(output)
+    assert header[5:] == ["x\\ud801", "y"] and row[5:] == ["\\ud800", '["\\ud802"]']
+
+
+def test_formulas_are_text_and_numbers_stay_where_asked_for(labelled):
+    rows = [{"text": "=1+1", "x": "@SUM(A1)", "y": "-3,5"}, {"text": "\ta", "x": "+cmd|x", "y": "a=b"}]
+    content = "\n".join(map(json.dumps, rows))
+    plain = read(labelled(content)[2])
+    assert [row[0] for row in plain[1:]] == ["=1+1", "\ta"] and plain[0][2] == "+"
+    escaped = read(labelled(content, "--escape_formulas")[2])
+    assert [(row[0], *row[5:]) for row in escaped] == [
+        ("text", "x", "y"), ("'=1+1", "'@SUM(A1)", "-3,5"), ("'\ta", "'+cmd|x", "a=b")
+    ]  # fmt: skip
+    assert escaped[0][2] == "'+" and [row[2:5] for row in escaped[1:]] == [row[2:5] for row in plain[1:]]
+
+
+def test_what_a_french_excel_opens(labelled):
+    plain = read(labelled('{"text": "Ma mère, oui; non"}')[2])
+    output = labelled('{"text": "Ma mère, oui; non"}', "--excel")[2]
+    data = output.read_bytes()
+    assert data.startswith(codecs.BOM_UTF8) and b"\r\n" in data
+    header, row = csv.reader(data.decode("utf-8-sig").splitlines(), delimiter=";")
+    assert header == plain[0] and row[:2] == plain[1][:2]
+    assert row[2:] == [value.replace(".", ",") for value in plain[1][2:]]
+    assert load_labelled(output, ["+", "m", "p"], multi_label=True)["text"][:] == ["Ma mère, oui; non"]
+
+
+def test_an_output_is_replaced_if_it_is_an_earlier_one_or_if_asked_for(labelled):
+    code, stderr, output = labelled('{"text": "a"}', "--excel", "--escape_formulas")
+    assert code == 0, stderr
+    assert labelled('{"text": "b"}')[0] == 0 and read(output)[1][0] == "b"
+    for content in ("text,labels\na,m\n", "text,labels,m,p\na,m,1,0\n", "precious", "", b"\xff\xfe\0"):
+        output.write_bytes(content if isinstance(content, bytes) else content.encode())
+        before = output.read_bytes()
+        code, stderr, _ = labelled('{"text": "a"}')
+        assert code == 2 and "is no earlier output for this model: choose another file, or --overwrite" in stderr
+        assert output.read_bytes() == before
+    assert labelled('{"text": "c"}', "--overwrite")[0] == 0 and read(output)[1][0] == "c"
+
+
+def test_an_earlier_output_survives_a_failure(labelled, monkeypatch):
+    code, stderr, output = labelled('{"text": "a"}')
+    assert code == 0, stderr
+    before = output.read_bytes()
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("fratrie.files.flush", full)
+    code, stderr, _ = labelled('{"text": "b"}')
+    assert code == 2 and "error: " in stderr and "No space left on device" in stderr
+    assert output.read_bytes() == before and not list(output.parent.glob(".incomplete*"))
 
 
 def test_the_input_is_never_overwritten(tmp_path):

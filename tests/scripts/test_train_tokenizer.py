@@ -21,7 +21,7 @@ def train(tmp_path, monkeypatch, capsys):
     """Runs the script in this process; gives the saved tokenizer, or exit code and both streams."""
 
     def call(*arguments, output=tmp_path / "tokenizer"):
-        command = [str(SCRIPT), "--output_dir", str(output), *map(str, arguments)]
+        command = [str(SCRIPT), "--overwrite", "--output_dir", str(output), *map(str, arguments)]
         if "character" not in arguments and "--vocab_size" not in arguments:
             command += ["--vocab_size", "300"]
         monkeypatch.setattr(sys, "argv", command)
@@ -127,11 +127,10 @@ WRONG = {
     "blank.txt": (" \n\n", [], "blank.txt: the file is empty"),
     "latin.txt": ("père".encode("latin-1"), [], "byte 0xe8 at offset 1 is not UTF-8"),
     "latin.csv": ("text\npère\n".encode("latin-1"), [], "line 2: byte 0xe8"),
-    "column.csv": ("a,b\nx,y\n", [], "no column 'text'; its columns are 'a', 'b': pick one by text_column (--text_column)"),
-    "null.jsonl": ('{"text": "a"}\n{"text": null}\n', [], "row 2: None is not a text"),
-    "number.jsonl": ('{"text": 3}\n', [], "row 1: 3 is not a text"),
+    "column.csv": ("a,b\nx,y\n", [], "no column 'text'; its columns are 'a', 'b': pick one by text_column (--text_c"),
+    "number.jsonl": ('{"text": "a"}\n{"text": 3}\n', [], "row 2: the text is 3, expected a string"),
     "rows.csv": ("text\n", [], "holds no rows"),
-    "blank.csv": ('text\n" "\n', [], "corpus is empty"),
+    "blank.csv": ('text\n" "\n', [], "all 1 texts are empty"),
     "codes.txt": ("maman\n", ["--annotated"], "codes.txt, line 1"),
     "small.txt": ("maman\n", ["--vocab_size", "259"], "vocab_size=259 is too small: it takes at least 260"),
     "kind.txt": ("maman\n", ["--kind", "character", "--vocab_size", "50"], "--vocab_size has no meaning"),
@@ -154,6 +153,9 @@ def test_missing_sources_are_one_message(train, tmp_path):
         (("--files", "a.txt", "--dataset", "b"), "give either --files or --dataset"),
         (("--files", tmp_path / "none.txt"), "none.txt: there is no such file"),
         (("--files", tmp_path), "is a folder"),
+        (("--files", ""), "--files is empty"),
+        (("--dataset", ""), "--dataset is empty"),
+        (("--files", tmp_path / "a.txt", "--streaming"), "--streaming reads a --dataset"),
         (("--dataset", tmp_path / "none"), "none"),
         (("--dataset", "nobody/nothing"), "nobody/nothing"),
     ]:
@@ -169,7 +171,7 @@ def test_what_is_wrong_with_a_dataset_is_one_message(train, tmp_path):
     (tmp_path / "split").mkdir()
     write(tmp_path / "split" / "a.jsonl", '{"text": "a"}\n')
     for arguments, message in [
-        (("column",), "no column 'text'; its columns are 'sentence': pick one by --text_column"),
+        (("column",), "no column 'text'; its columns are 'sentence': pick one by text_column (--text_column)"),
         (("broken",), "JSON"),
         (("split", "--dataset_split", "dev"), "dev"),
     ]:
@@ -183,6 +185,36 @@ def test_an_output_path_that_cannot_be_written_is_known_before_training(train, t
         code, out, err = train("--files", path, output=output)
         assert code == 2 and out == ""
         assert err.startswith(f"error: cannot write to {output}: ") and "choose another --output_dir" in err
+
+
+def test_a_tokenizer_is_replaced_only_if_asked_for(train, tmp_path, monkeypatch):
+    path, out = write(tmp_path / "a.txt", "maman\n" * 3), tmp_path / "model"
+    out.mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        write(out / name, "{}")
+    before = {file.name: file.read_bytes() for file in out.iterdir()}
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--files", str(path), "--output_dir", str(out)])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+    assert stop.value.code == 2 and {file.name: file.read_bytes() for file in out.iterdir()} == before
+    train("--files", path, "--vocab_size", "270", output=out)
+    assert json.loads((out / "tokenizer.json").read_text())["model"]["type"] == "BPE"
+    assert (out / "model.safetensors").read_bytes() == b"{}" and (out / "config.json").read_bytes() == b"{}"
+    assert not [file for file in tmp_path.rglob(".incomplete*")]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *(("--vocab_size", value) for value in ("1000000000", "99999999999999999999", "-1", "0")),
+        *(("--min_frequency", value) for value in ("0", "99999999999999999999")),
+        *(("--num_sentinels", value) for value in ("-1", "1000000000")),
+        *(("--model_max_length", value) for value in ("0", "-5", "99999999999999999999")),
+    ],
+)
+def test_absurd_sizes_get_a_message(train, tmp_path, option, value):
+    code, _, err = train("--files", write(tmp_path / "a.txt", "maman\n"), option, value)
+    assert code == 2 and err.startswith("error: ") and f"{option[2:]}={value}" in err
 
 
 def test_a_read_only_folder_is_known_before_training(train, tmp_path, monkeypatch):

@@ -1,17 +1,70 @@
+import os
+import signal
+
 import pytest
+from safetensors import SafetensorError
 
 from fratrie.training.cli import run
+from fratrie.training.stopping import Stopped
 
 
-@pytest.mark.parametrize("error", [ValueError("say what"), FileNotFoundError("no file x.txt")])
-def test_user_errors_end_with_one_line(capsys, error):
+def raising(error):
     def main():
         raise error
 
+    return main
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ValueError("say what"), "say what"),
+        (FileNotFoundError("no file x.txt"), "no file x.txt"),
+        (SafetensorError("header too small"), "header too small"),
+        (MemoryError(), "not enough memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "not enough memory"),
+        (RecursionError("maximum recursion depth exceeded"), "nested too deeply"),
+        (ModuleNotFoundError("No module named 'a.b'", name="a.b"), "the package a is missing: install it with pip"),
+        (ImportError("requires the protobuf library: pip install protobuf"), "pip install protobuf"),
+    ],
+)
+def test_user_errors_end_with_one_line(capsys, error, told):
     with pytest.raises(SystemExit) as ended:
-        run(main)
+        run(raising(error))
     assert ended.value.code == 2
-    assert capsys.readouterr().err == f"error: {error}\n"
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and told in line
+
+
+@pytest.mark.parametrize("error", [RuntimeError("shapes"), ModuleNotFoundError("x", name="fratrie.gone"), KeyError(1)])
+def test_own_mistakes_are_no_user_errors(error):
+    with pytest.raises(type(error)):
+        run(raising(error))
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
+def test_a_signal_ends_with_one_line(capsys, name, code):
+    number = getattr(signal, name)
+    before = signal.getsignal(number)
+    with pytest.raises(SystemExit) as ended:
+        run(lambda: os.kill(os.getpid(), number))
+    assert ended.value.code == code and capsys.readouterr().err == f"stopped by {name}\n"
+    assert signal.getsignal(number) is before
+
+
+def test_of_several_processes_the_first_speaks(capsys, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(SystemExit):
+        run(raising(Stopped(signal.SIGTERM)))
+    assert capsys.readouterr().err == ""
+
+
+def test_what_nohup_ignores_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        run(lambda: os.kill(os.getpid(), signal.SIGHUP))
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_own_mistakes_keep_their_traceback():

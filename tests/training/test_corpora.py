@@ -1,13 +1,17 @@
 import copy
 import itertools
 import json
+import logging
+import socket
 
 import datasets
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fratrie.data.text_files import TextFormat
 from fratrie.tokenization import train_byte_level_bpe
+from fratrie.training.classifiers import find_checkpoint
 from fratrie.training.corpora import (
     PackedRows,
     PlainRows,
@@ -140,14 +144,14 @@ def test_folder_of_a_dataset(tmp_path):
     write(tmp_path, "a.jsonl")
     assert list(named_texts(str(tmp_path), None, "train")["text"]) == TEXTS
     assert [row for row in named_texts(str(tmp_path), None, "train", streaming=True)] == [{"text": t} for t in TEXTS]
-    with pytest.raises(ValueError, match="cannot load the dataset"):
+    with pytest.raises(ValueError, match="there is no such folder"):
         named_texts(str(tmp_path / "nowhere"), None, "train")
 
 
 def test_other_columns_and_blank_texts_go():
     data = datasets.Dataset.from_dict({"body": ["a", " ", "b"], "text": [1, 2, 3]})
     assert only_text(data, "body").to_list() == [{"text": "a"}, {"text": "b"}]
-    with pytest.raises(ValueError, match=r"no column 'nothing', only \['body', 'text'\]"):
+    with pytest.raises(ValueError, match="no column 'nothing'; its columns are 'body', 'text'"):
         only_text(data, "nothing")
 
 
@@ -159,8 +163,9 @@ def test_what_cannot_be_read(tmp_path):
         read_texts([])
     with pytest.raises(FileNotFoundError, match=r"gone\.txt"):
         stream_texts([str(tmp_path / "gone.txt")])
-    with pytest.raises(ValueError, match="of the kinds"):
-        stream_texts([write(tmp_path, "a.txt"), write(tmp_path, "a.csv")])
+    (tmp_path / "a.doc").touch()
+    with pytest.raises(ValueError, match=r"unknown extension '\.doc'"):
+        stream_texts([write(tmp_path, "a.txt"), str(tmp_path / "a.doc")])
 
 
 def test_rows_of_a_stream_equal_rows_in_memory(tmp_path, tokenizer):
@@ -168,3 +173,96 @@ def test_rows_of_a_stream_equal_rows_in_memory(tmp_path, tokenizer):
     maker = PackedRows(tokenizer, 32)
     kept, streamed = make_rows(read_texts([path]), maker, "train"), make_rows(stream_texts([path]), maker, "train")
     assert kept.to_list() == list(streamed)
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    """The machine as it is with a network, but every look-up and connection fails the test."""
+
+    def refuse(*arguments, **options):
+        raise AssertionError(f"a connection: {arguments}")
+
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv", "a.parquet"])
+def test_local_data_open_no_connection(tmp_path, no_network, name):
+    path = write(tmp_path, name)
+    assert [row["text"] for row in stream_texts([path])] == TEXTS
+    kept, streamed = (named_texts(str(tmp_path), None, "train", streaming=streaming) for streaming in (False, True))
+    assert [row["text"] for row in kept] == [row["text"] for row in streamed] == TEXTS
+
+
+@pytest.mark.parametrize("name", ["", "{}/typo", "./typo", "../typo", "{}/a/b/c"])
+def test_a_mistyped_folder_is_sought_nowhere_else(tmp_path, no_network, monkeypatch, name):
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for folder in (name.format("runs"), name.format(tmp_path)):
+        with pytest.raises(ValueError, match="there is no such folder"):
+            named_texts(folder, None, "train")
+        with pytest.raises(ValueError, match=r"is not a folder|an empty path"):
+            find_checkpoint(folder)
+
+
+def rows_of(folder, rows, name="a.jsonl"):
+    path = folder / name
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def test_a_stream_leaves_empty_texts_out_and_tells(tmp_path, caplog):
+    path = rows_of(tmp_path, [{"text": "a"}, {"text": " "}, {"text": None}, {"other": 1}, {"text": "b"}])
+    with caplog.at_level(logging.WARNING):
+        assert [row["text"] for row in stream_texts([path])] == ["a", "b"]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{path}: row 2 holds no text and is left out, as further such rows are"
+    ]
+    caplog.clear()
+    assert list(read_texts([path])["text"]) == ["a", "b"]
+    assert "3 empty text(s) are left out (rows 2, 3, 4, counted without a header)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("rows", "problem"),
+    [
+        ([{"text": "a"}, {"text": 5}], "row 2: the text is 5, expected a string"),
+        ([{"text": "a"}, {"text": ["b"]}], r"row 2: the text is \['b'\], expected a string"),
+        ([{"text": "a"}, {"text": "\ud800"}], "row 2: the text holds half of a character"),
+        ([{"other": "a"}, {"text": "b"}], "no column 'text'; its columns are 'other'"),
+        ([{"text": "a"}, ["b"]], "line 2: no object"),
+    ],
+)
+def test_a_stream_names_the_row_that_holds_no_text(tmp_path, rows, problem):
+    stream = stream_texts([rows_of(tmp_path, [{"text": "z"}], "z.jsonl"), rows_of(tmp_path, rows)])
+    with pytest.raises(ValueError, match=rf"a\.jsonl.*{problem}"):
+        list(stream)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_dataset_names_the_row_that_holds_no_text(tmp_path, streaming):
+    rows_of(tmp_path, [{"text": 1}, {"text": 2}])
+    with pytest.raises(ValueError, match="row 1: the text is 1, expected a string"):
+        list(named_texts(str(tmp_path), None, "train", streaming=streaming))
+
+
+def test_a_stream_guesses_no_types_and_reads_what_a_file_holds(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_bytes("sep=;\ntext;x\nnan;1\n12;2\nété, oui;3\n".encode("cp1252"))
+    form = TextFormat("cp1252")
+    assert [row["text"] for row in stream_texts([str(path)], form=form)] == ["nan", "12", "été, oui"]
+    with pytest.raises(ValueError, match="is not UTF-8"):
+        list(stream_texts([str(path)]))
+    assert list(read_texts([str(path)], form=form)["text"]) == ["nan", "12", "été, oui"]
+
+
+def test_a_stream_goes_on_where_it_was(tmp_path):
+    stream = stream_texts([write(tmp_path, "a.txt"), write(tmp_path, "a.csv")])
+    rows = iter(stream)
+    first = [next(rows)["text"] for _ in range(7)]
+    resumed = stream_texts([str(tmp_path / "a.txt"), str(tmp_path / "a.csv")])
+    resumed.load_state_dict(stream.state_dict())
+    assert first + [row["text"] for row in resumed] == TEXTS * 2

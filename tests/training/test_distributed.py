@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from fratrie import files
+
 RUN = Path(__file__).with_name("tiny_run.py")
 CONFIG = Path(__file__).parents[2] / "scripts" / "accelerate" / "two_cpu_processes.yaml"
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -114,11 +116,42 @@ def test_two_processes_resume(tmp_path, sharded):
     assert resumed["seen"] != unbroken["seen"], "it was not run from the start"
 
 
-def test_two_processes_share_a_stream(tmp_path):
-    code, errors, report = forked(tmp_path / "run", 2, stream=True, max_steps=5)
+def test_two_processes_of_a_stream_equal_one(tmp_path):
+    """The same rows in the same micro-batches, with the same random masks and dropout."""
+    code, errors, single = forked(tmp_path / "one", 1, stream=True, max_steps=7, gradient_accumulation_steps=2)
     assert code == 0, errors
-    assert len(report["seen"]) == 20
-    assert sorted(report["seen"]) == list(range(20)), "20 of 21 rows fill the steps of a pass, each row once"
+    code, errors, double = forked(tmp_path / "two", 2, stream=True, max_steps=7)
+    assert code == 0, errors
+    first_pass = double["seen"][:10] + double["seen"][14:24]  # of either process
+    assert sorted(first_pass) == list(range(20)), "20 of 21 rows fill the steps of a pass, each row once"
+    assert sorted(double["seen"]) == sorted(single["seen"])
+    for name in ("loss", "grad_norm", "eval_loss"):
+        assert column(double, name) == pytest.approx(column(single, name), rel=1e-5), name
+
+
+def test_one_process_that_is_asked_to_stop_stops_all(tmp_path):
+    """All save the same step, leave with the same code, and go on to the end of a run that nobody stopped."""
+    common = {"max_steps": 6, "save_steps": 0}
+    code, errors, unbroken = forked(tmp_path / "unbroken", 2, **common)
+    assert code == 0, errors
+    folder = tmp_path / "run"
+    code, errors, _ = forked(folder, 2, stop_process=1, **common)
+    assert code == 143 and errors == "stopped by SIGTERM: step 3 is saved in " + (
+        f"{folder}/checkpoint-3; go on with --resume_from_checkpoint last\n"
+    )
+    code, errors, resumed = forked(folder, 2, resume_from_checkpoint="last", **common)
+    assert code == 0, errors
+    assert column(resumed, "loss") == column(unbroken, "loss")
+    assert column(resumed, "eval_loss") == column(unbroken, "eval_loss")
+    assert (folder / "model.safetensors").read_bytes() == (tmp_path / "unbroken" / "model.safetensors").read_bytes()
+
+
+def test_all_processes_refuse_a_folder_that_is_in_use(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with files.held(folder):
+        code, errors, report = forked(folder, 2, max_steps=1)
+    assert code == 2 and report is None and errors.count(f"error: another run is writing in {folder}") == 2
 
 
 def test_all_processes_stop_at_a_loss_that_is_not_finite(tmp_path):

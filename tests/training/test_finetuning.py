@@ -138,7 +138,7 @@ def test_texts_of_nobody_are_split_by_row(tmp_path):
     assert list(again["train"]["text"]) != list(parts["train"]["text"])
     with pytest.raises(ValueError, match=r"validation_size=1\.5 of 10 rows"):
         load_parts(DataOptions(train_file=path, validation_size=1.5))
-    single = write_rows(tmp_path / "one.jsonl", rows[:1])
+    single = write_rows(tmp_path / "one.jsonl", [{"text": "texte", "labels": ["a", "b"]}])
     with pytest.raises(ValueError, match="one row cannot be split"):
         load_parts(DataOptions(train_file=single))
 
@@ -159,7 +159,7 @@ def test_real_values_are_read_for_regression(tmp_path):
     assert task_of(data.features).problem_type == REGRESSION
     assert list(data["labels"]) == [0.5, 2.0] and list(data["respondent"]) == ["a", "b"]
     wrong = write_rows(tmp_path / "w.jsonl", [*rows, {"text": "z", "score": "high", "who": "c"}])
-    with pytest.raises(ValueError, match="a number in 'score'; row 3: 'high'"):
+    with pytest.raises(ValueError, match="row 3: 'high', expected a number in 'score'"):
         read_labelled(wrong, **columns)
 
 
@@ -273,7 +273,71 @@ def test_an_output_that_cannot_be_written_fails_before_the_work(tmp_path):
     assert path.parent.is_dir() and not path.exists()
     kept = tmp_path / "kept.json"
     kept.write_text("1")
-    assert prepare_output(kept).read_text() == "1"
+    assert prepare_output(kept, overwrite=True).read_text() == "1"
     for wrong in (tmp_path, kept / "below.json"):
         with pytest.raises(OSError, match=os.path.basename(wrong.parent if wrong.parent == kept else wrong)):
             prepare_output(wrong)
+
+
+def test_one_class_is_refused_before_anything_is_built(tmp_path):
+    path = write_rows(tmp_path / "a.jsonl", [{"text": "x", "labels": "a"}, {"text": "y", "labels": "a"}])
+    with pytest.raises(ValueError, match=r"the label 'a', so there is nothing to tell apart: add texts.*multi_label"):
+        load_parts(DataOptions(train_file=path))
+    options = DataOptions(train_file=path, problem_type=MULTI_LABEL, validation_size=0)
+    assert task_of(load_parts(options)["train"].features).labels == ["a"]
+
+
+def test_an_empty_path_is_never_the_shipped_corpus():
+    for part in ("train_file", "validation_file", "test_file"):
+        with pytest.raises(ValueError, match=r"an empty path names no file|without a train file"):
+            load_parts(DataOptions(**{part: ""}))
+
+
+def test_texts_of_train_in_other_parts_are_told(tmp_path, caplog):
+    train = write_rows(tmp_path / "a.jsonl", [{"text": f"texte {i}", "labels": "ab"[i % 2]} for i in range(4)])
+    test = write_rows(tmp_path / "b.jsonl", [{"text": "texte  1", "labels": "b"}, {"text": "neuf", "labels": "a"}])
+    with caplog.at_level(logging.WARNING):
+        load_parts(DataOptions(train_file=train, test_file=test, validation_size=0))
+    assert "1 of 2 texts of test stand in train too, such as 'texte  1'" in caplog.text
+
+
+def test_how_files_are_stored_reaches_all_parts(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_bytes("text|labels\nété|oui\nun, deux|non\n".encode("cp1252"))
+    options = DataOptions(
+        train_file=str(path), test_file=str(path), validation_size=0, encoding="cp1252", delimiter="|"
+    )
+    assert [part["text"][:] for part in load_parts(options).values()] == [["été", "un, deux"]] * 2
+
+
+def test_what_is_read_and_what_belongs_to_a_model_is_no_output(tmp_path):
+    model, texts = tmp_path / "model", tmp_path / "texts.csv"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    texts.write_text("text\nun\n")
+    os.link(texts, tmp_path / "hard.csv")
+    (tmp_path / "soft.csv").symlink_to(texts)
+    (tmp_path / "config.csv").symlink_to(model / "config.json")
+    (tmp_path / "loop.csv").symlink_to(tmp_path / "loop.csv")
+    os.mkfifo(tmp_path / "fifo.csv")
+    for name, message in [
+        ("texts.csv", "would be lost"),
+        ("hard.csv", "would be lost"),
+        ("soft.csv", "would be lost"),
+        ("config.csv", "would be lost"),
+        ("model/config.json", "the name of a file that belongs to a model"),
+        ("new/model.safetensors", "the name of a file that belongs to a model"),
+        ("tokenizer.json", "the name of a file that belongs to a model"),
+        ("loop.csv", "symbolic links"),
+        ("fifo.csv", "no regular file"),
+        ("a" * 300, "name too long"),
+    ]:
+        with pytest.raises((ValueError, OSError), match=message):
+            prepare_output(tmp_path / name, texts, model, overwrite=True)
+    with pytest.raises(ValueError, match="an empty path"):
+        prepare_output("")
+    other = tmp_path / "other.csv"
+    other.write_text("mine")
+    with pytest.raises(ValueError, match=r"is no earlier output.*--overwrite"):
+        prepare_output(other, texts, model)
+    assert prepare_output(other, texts, model, is_ours=lambda path: True) == other and other.read_text() == "mine"

@@ -4,7 +4,8 @@ import pytest
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.state import AcceleratorState, GradientState
 
-from fratrie.training.launch import create_accelerator
+from fratrie import files
+from fratrie.training.launch import create_accelerator, open_run, sole_use
 from fratrie.training.options import TrainingOptions
 
 CONFIGS = Path(__file__).parents[2] / "scripts" / "accelerate"
@@ -19,25 +20,25 @@ def fresh_accelerate():
     GradientState._reset_state()
 
 
-def open_run(folder, **changes):
+def open_one(folder, **changes):
     return create_accelerator(TrainingOptions(str(folder), report_to="none", **changes))
 
 
 def test_opens_one_process_and_the_folder(tmp_path):
-    accelerator = open_run(tmp_path / "new" / "run", mixed_precision="bf16")
+    accelerator = open_one(tmp_path / "new" / "run", mixed_precision="bf16")
     assert (accelerator.num_processes, accelerator.mixed_precision) == (1, "bf16")
     assert (tmp_path / "new" / "run").is_dir()
 
 
 def test_launcher_cannot_divide_the_loss(tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
-    assert open_run(tmp_path).gradient_accumulation_steps == 1
+    assert open_one(tmp_path).gradient_accumulation_steps == 1
 
 
 def test_fp16_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
     with pytest.raises(ValueError, match="'fp16' is not supported"):
-        open_run(tmp_path)
+        open_one(tmp_path)
 
 
 def test_processes_that_the_launcher_dropped(tmp_path, monkeypatch):
@@ -45,15 +46,15 @@ def test_processes_that_the_launcher_dropped(tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     with pytest.raises(ValueError, match="would train alone"):
-        open_run(tmp_path)
+        open_one(tmp_path)
 
 
 def test_folder_that_cannot_be(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
-        open_run(tmp_path / "file")
+        open_one(tmp_path / "file")
     with pytest.raises(OSError, match="file"):
-        open_run(tmp_path / "file" / "below")
+        open_one(tmp_path / "file" / "below")
 
 
 @pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.yaml")), ids=lambda file: file.stem)
@@ -63,3 +64,15 @@ def test_config_files_are_understood_by_accelerate(file):
     assert config.num_processes == (1 if config.distributed_type == "NO" else 2)
     if config.distributed_type == "FSDP":
         assert config.fsdp_config["fsdp_version"] == 2
+
+
+def test_a_folder_is_one_runs_from_beginning_to_end(tmp_path):
+    (tmp_path / ".incomplete-checkpoint-4-01234567").mkdir()
+    with open_run(TrainingOptions(str(tmp_path), report_to="none")) as accelerator:
+        assert list(tmp_path.iterdir()) == []
+        with sole_use(tmp_path, accelerator):  # as `train` asks for it
+            pass
+        with pytest.raises(BlockingIOError), files.held(tmp_path):
+            pass
+    with files.held(tmp_path):
+        pass

@@ -5,7 +5,6 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState
 from datasets import Dataset, IterableDataset
-from safetensors.torch import load_file
 from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
 
 from fratrie.training import checkpoint
@@ -261,77 +260,10 @@ def tiny_bert_of_other_seed():
     return model
 
 
-def test_weights_alone_do_not_resume(tmp_path):
-    """The moments of the optimizer are part of what is restored."""
-    _, reference = run(tmp_path / "whole", num_train_epochs=2)
-    run(tmp_path / "half", num_train_epochs=2, save_steps=6)
-    (saved,) = checkpoint.list_checkpoints(tmp_path / "half")[:1]
-    optimizer = saved[1] / checkpoint.OPTIMIZER_FILE
-    assert load_file(optimizer)["bert.embeddings.word_embeddings.weight/exp_avg"].abs().sum() > 0
-    checkpoint.save_file({}, optimizer)
-    _, result = run(tmp_path / "half", num_train_epochs=2, save_steps=6, resume_from_checkpoint=str(saved[1]))
-    assert losses(result)[:7] == losses(reference)[:7]
-    assert losses(result)[8:] != losses(reference)[8:]
-
-
-def test_damaged_weights_do_not_resume(tmp_path):
-    run(tmp_path, max_steps=2, save_steps=1)
-    weights = tmp_path / "checkpoint-2" / "model.safetensors"
-    kept = load_file(weights)
-    kept.pop("bert.embeddings.LayerNorm.weight")
-    checkpoint.save_file(kept, weights, {"format": "pt"})
-    with pytest.raises(ValueError, match=r"checkpoint-2 lack \['bert.embeddings.LayerNorm.weight'\]"):
-        run(tmp_path, max_steps=2, save_steps=1, resume_from_checkpoint="last")
-    weights.write_bytes(b"\x80\x04")
-    with pytest.raises(ValueError, match="do not fit the model"):
-        run(tmp_path, max_steps=2, save_steps=1, resume_from_checkpoint="last")
-
-
 def test_evaluation_does_not_change_training(tmp_path):
     plain, _ = run(tmp_path / "plain")
     evaluated, _ = run(tmp_path / "evaluated", evaluate=killed_at(0), eval_strategy="steps", eval_steps=1)
     assert_equal_weights(plain, evaluated)
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"learning_rate": 2e-2}, "learning_rate: 0.01 then, 0.02 now"),
-        ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps"),
-        ({"rows": Dataset.from_list(token_rows(21))}, "data"),
-        ({"model": "other"}, "config.hidden_dropout_prob"),
-    ],
-)
-def test_refuses_to_resume_another_run(tmp_path, change, named):
-    run(tmp_path, max_steps=2, save_steps=1)
-    if "model" in change:
-        change = {"model": bert_without_dropout()}
-    with pytest.raises(ValueError, match=named):
-        run(tmp_path, max_steps=2, save_steps=1, resume_from_checkpoint="last", **change)
-
-
-def test_resume_needs_a_checkpoint(tmp_path):
-    with pytest.raises(ValueError, match="holds no checkpoint"):
-        run(tmp_path, resume_from_checkpoint="last")
-    with pytest.raises(ValueError, match="is no checkpoint"):
-        run(tmp_path, resume_from_checkpoint=str(tmp_path / "nowhere"))
-
-
-def test_earlier_run_is_not_mixed_in(tmp_path):
-    run(tmp_path, max_steps=2, save_steps=1)
-    with pytest.raises(ValueError, match="earlier run"):
-        run(tmp_path, max_steps=1, save_steps=1)
-    run(tmp_path, max_steps=1, save_steps=1, overwrite_output_dir=True)
-    assert [step for step, _ in checkpoint.list_checkpoints(tmp_path)] == [1]
-
-
-def test_a_finished_model_is_not_replaced_unasked(tmp_path):
-    run(tmp_path, max_steps=1, save_steps=0)
-    weights = (tmp_path / "model.safetensors").read_bytes()
-    with pytest.raises(ValueError, match="holds a model, which this run would replace"):
-        run(tmp_path, max_steps=1, save_steps=0)
-    assert (tmp_path / "model.safetensors").read_bytes() == weights
-    run(tmp_path, max_steps=1, save_steps=0, overwrite_output_dir=True)
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf])

@@ -1,9 +1,11 @@
-import dataclasses
+import sys
+from dataclasses import dataclass, field, fields
 
 import pytest
 from transformers import HfArgumentParser
 
-from fratrie.training.options import RANGES, TrainingOptions
+from fratrie.data.text_files import TextFormat
+from fratrie.training.options import RANGES, ReadingOptions, TrainingOptions, read_options
 
 
 def parse(*arguments):
@@ -68,8 +70,36 @@ def test_direction_of_a_metric(metric, given, greater):
     assert options.better_is_greater() is greater
 
 
+@dataclass(kw_only=True)
+class _Options(ReadingOptions):
+    file: str | None = None
+    files: list[str] = field(default_factory=list)
+    rate: float = 1.0
+    overrides: str = ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--file", ""], "--file is empty"),
+        (["--files", "a", ""], "--files is empty"),
+        (["--text_column", ""], "--text_column is empty"),
+        (["--rate", "inf"], "--rate inf: expected a finite number"),
+        (["--rate", "nan"], "--rate nan: expected a finite number"),
+    ],
+)
+def test_empty_values_and_endless_numbers_are_refused(monkeypatch, arguments, message):
+    monkeypatch.setattr(sys, "argv", ["script", *arguments])
+    with pytest.raises(ValueError, match=message):
+        read_options("A script.", _Options)
+
+
+def test_what_is_given_comes_back(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["script", "--encoding", "cp1252", "--delimiter", ";", "--overrides", ""])
+    (options,) = read_options("A script.", _Options)
+    assert options.text_format() == TextFormat("cp1252", ";") and options.files == []
+
+
 def test_every_number_has_a_range():
-    numbers = {
-        field.name for field in dataclasses.fields(TrainingOptions) if field.type in (int, float, "int", "float")
-    }
+    numbers = {each.name for each in fields(TrainingOptions) if each.type in (int, float, "int", "float")}
     assert numbers == set(RANGES)

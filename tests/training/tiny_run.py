@@ -1,6 +1,8 @@
 """A tiny training run as a script, for tests that start processes: `tiny_run.py <json of options>`."""
 
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -68,7 +70,7 @@ def stream():
 def main():
     given = json.loads(sys.argv[1])
     use_stream, poison = given.pop("stream", False), given.pop("poison_process", None)
-    bert = given.pop("bert", False)
+    bert, stop = given.pop("bert", False), given.pop("stop_process", None)
     if given.pop("sharded", False):
         pretend_gpus()
     options = TrainingOptions(
@@ -89,6 +91,8 @@ def main():
     def collator(batch):
         if poison == accelerator.process_index:
             next(model.parameters()).data.fill_(float("nan"))
+        if stop == accelerator.process_index and len(seen) == 6:  # the third step
+            os.kill(os.getpid(), signal.SIGTERM)
         return masked(batch)
 
     seen = []

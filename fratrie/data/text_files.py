@@ -1,0 +1,119 @@
+"""Text files as people have them: what is no file is refused before it is opened, and wrong bytes are located."""
+
+import codecs
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import TextIO
+
+_MARK = "\ufeff"
+ENCODING_ADVICE = "save the file as UTF-8, or name its encoding by encoding (--encoding cp1252, --encoding utf-16, …)"
+
+
+@dataclass(frozen=True)
+class TextFormat:
+    """How a text file is stored.
+
+    Args:
+        encoding: any that Python knows by name; a byte order mark at the beginning is no part of the text.
+        delimiter: what stands between the columns of a csv file, one character (`\\t` is a tab); by default the one of
+            comma, semicolon and tab that gives all rows as many fields as the header.
+
+    Raises:
+        ValueError: an encoding that Python does not know, or a delimiter that is not one character.
+    """
+
+    encoding: str = "utf-8"
+    delimiter: str | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            " ".encode(self.encoding)
+        except (LookupError, ValueError):
+            known = "utf-8, utf-16, cp1252 (Windows) or latin-1"
+            raise ValueError(f"encoding={self.encoding!r} is no encoding of texts: name one such as {known}") from None
+        if self.delimiter == "\\t":
+            object.__setattr__(self, "delimiter", "\t")
+        if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '"\r\n\0'):
+            raise ValueError(f"delimiter={self.delimiter!r} must be one character, such as ';'")
+
+
+UTF8 = TextFormat()
+
+
+def existing_file(path: str | PathLike[str]) -> Path:
+    """The path if a regular file is there.
+
+    Raises:
+        ValueError: the path is empty.
+        OSError: there is no file, or a folder, a pipe or a device, which might never end.
+    """
+    if not os.fspath(path):
+        raise ValueError("an empty path names no file: is a variable of the shell unset?")
+    try:
+        mode = os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(f"{path}: there is no such file") from None
+    except (OSError, ValueError) as error:  # a circle of links, a name that is too long or holds a NUL
+        raise OSError(f"{path!s:.200}: {getattr(error, 'strerror', error)}") from None
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(f"{path} is a folder, expected a file")
+    if not stat.S_ISREG(mode):
+        raise OSError(f"{path} is a pipe or a device, expected a file: write into a file what it gives")
+    return Path(path)
+
+
+def read_text(path: str | PathLike[str], encoding: str = "utf-8") -> str:
+    """The text of a file without its byte order mark; line ends stay as they are.
+
+    Raises:
+        ValueError: the file is of another encoding; locates the first wrong byte.
+        OSError: the file is missing or cannot be read.
+    """
+    data = existing_file(path).read_bytes()
+    try:
+        text = data.decode(encoding)
+    except UnicodeError as error:
+        raise _wrong_encoding(path, encoding, data, error) from None
+    if "\0" in text:
+        raise _nul(path, text.count("\n", 0, text.index("\0")) + 1)
+    return text.removeprefix(_MARK)
+
+
+@contextmanager
+def open_text(path: str | PathLike[str], encoding: str = "utf-8", newline: str = "") -> Iterator[TextIO]:
+    """Open a file to read it piece by piece, byte order mark included; raises as `read_text`, without the line."""
+    try:
+        with existing_file(path).open(encoding=encoding, newline=newline) as file:
+            yield file
+    except UnicodeError as error:
+        raise _wrong_encoding(path, encoding, b"", error) from None
+
+
+def checked_lines(lines: Iterable[str], path: str | PathLike[str]) -> Iterator[str]:
+    """The lines of an open file without its byte order mark; a ValueError names the first that holds a NUL."""
+    for number, line in enumerate(lines, start=1):
+        if "\0" in line:
+            raise _nul(path, number)
+        yield line.removeprefix(_MARK) if number == 1 else line
+
+
+def _nul(path: str | PathLike[str], line: int) -> ValueError:
+    return ValueError(f"{path}, line {line}: a NUL, which no text holds: {ENCODING_ADVICE}")
+
+
+def _wrong_encoding(path: str | PathLike[str], encoding: str, data: bytes, error: UnicodeError) -> ValueError:
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return ValueError(f"{path}: the file is UTF-16: {ENCODING_ADVICE}")
+    name = "UTF-8" if codecs.lookup(encoding).name == "utf-8" else encoding
+    if not isinstance(error, UnicodeDecodeError):
+        return ValueError(f"{path} is not {name}: {ENCODING_ADVICE}")
+    wrong = f"byte 0x{error.object[error.start]:02x}"
+    if not data:
+        return ValueError(f"{path}: {wrong} is not {name}: {ENCODING_ADVICE}")
+    line = data.count(b"\n", 0, error.start) + 1
+    return ValueError(f"{path}, line {line}: {wrong} at offset {error.start} is not {name}: {ENCODING_ADVICE}")
