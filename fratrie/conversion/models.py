@@ -15,7 +15,7 @@ from transformers.utils import logging as transformers_logging
 from fratrie.modeling.stack import FratriePreTrainedModel
 
 from . import bart, bert, deepseek, gpt2, llama, modernbert, t5, vit
-from .recipe import Head, Recipe, States
+from .recipe import SPECIAL_TOKENS, Head, Recipe, States
 
 RECIPES: dict[str, Recipe] = {
     recipe.model_type: recipe
@@ -282,6 +282,10 @@ def _read_config(
     matrices.
     """
     config = recipe.read_config(theirs.config, head)
+    for name in SPECIAL_TOKENS:
+        token_ids = getattr(theirs.config, name, None)
+        if token_ids not in (None, getattr(config, name, None)):
+            _logger.warning(f"{name}={token_ids} lies outside the vocabulary: it is kept for the way back, and not used.")
     if head.pooler and getattr(theirs, "pooler", None) is not None and "pooler.dense.weight" not in missing:
         config.pooler_activation = head.pooler(theirs.config)
     output = theirs.get_output_embeddings()
