@@ -84,7 +84,9 @@ def main() -> None:
             continue
         cells = []
         for dtype in dtypes:
-            pairs = [compare(family, class_name, fields, dtype, seed, options.tokens) for seed in range(options.models)]
+            pairs = [
+                compare(family, class_name, fields, dtype, seed, options.tokens) for seed in range(options.models)
+            ]
             texts, logits = (sum(counts) for counts in zip(*pairs, strict=True))
             cells.append(f"{texts} of {options.models} ({logits})")
         print(f"{family:12} " + " ".join(f"{cell:>18}" for cell in cells), flush=True)

@@ -132,9 +132,9 @@ def load_checkpoint(
     hub = {key: kwargs.pop(key) for key in _HUB_ARGUMENTS if key in kwargs}
     weights = {key: kwargs.pop(key) for key in _WEIGHT_ARGUMENTS if key in kwargs}
     if isinstance(config, (str, os.PathLike)):
-        config = cast(PreTrainedConfig, AutoConfig.from_pretrained(config))
+        config = cast(PreTrainedConfig, AutoConfig.from_pretrained(config, trust_remote_code=False))
     is_theirs = getattr(config, "model_type", None) in RECIPES
-    their_config: Any = config if is_theirs else AutoConfig.from_pretrained(name, **hub)
+    their_config: Any = config if is_theirs else AutoConfig.from_pretrained(name, trust_remote_code=False, **hub)
     if getattr(their_config, "quantization_config", None):
         raise ValueError(f"{name} is quantised: take the checkpoint that it was made of.")
     recipe, head = find_recipe(their_config.model_type, our_class.__name__)
@@ -285,7 +285,7 @@ def _read_config(
     for name in SPECIAL_TOKENS:
         token_ids = getattr(theirs.config, name, None)
         if token_ids not in (None, getattr(config, name, None)):
-            _logger.warning(f"{name}={token_ids} lies outside the vocabulary: it is kept for the way back, and not used.")
+            _logger.warning(f"{name}={token_ids} lies outside the vocabulary: kept for the way back, and not used.")
     if head.pooler and getattr(theirs, "pooler", None) is not None and "pooler.dense.weight" not in missing:
         config.pooler_activation = head.pooler(theirs.config)
     output = theirs.get_output_embeddings()

@@ -23,8 +23,8 @@ from fratrie.modeling.stack import FratriePreTrainedModel
 
 States = dict[str, torch.Tensor]
 
-# Fields of ours that no Hugging Face configuration has a word for, and that change neither weights nor outputs, but for
-# roundings in half precision.
+# Fields of ours that no Hugging Face configuration has a word for, and that change neither weights nor outputs, except
+# by a rounding in half precision.
 _OURS_ALONE = frozenset(
     {"unpad_inputs", "linear_chunk_size", "label_thresholds", "pos_weight", "sparse_prediction", "foreign_fields",
      "initializer_range", "use_cache", "output_router_logits", "router_aux_loss_coef", "router_aux_loss_scope",

@@ -152,8 +152,8 @@ class FratrieSeq2SeqModel(FratrieSeq2SeqPreTrainedModel):
         """
         if (decoder_input_ids is None) == (decoder_inputs_embeds is None):
             raise ValueError(
-                "Give exactly one of decoder_input_ids and decoder_inputs_embeds; with labels they are made of these, and "
-                "Hugging Face's BART makes them of the inputs: prepare_decoder_input_ids_from_labels(input_ids)."
+                "Give exactly one of decoder_input_ids and decoder_inputs_embeds, or labels. Hugging Face's BART "
+                "makes them of its inputs: prepare_decoder_input_ids_from_labels(input_ids)."
             )
         recorded = {name: getattr(self.config, name) for name in RECORDS if getattr(self.config, name)}
         options: dict[str, Any] = {**recorded, **kwargs, "return_dict": True}

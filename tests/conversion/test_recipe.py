@@ -560,7 +560,7 @@ def test_arguments_of_theirs_that_ours_does_not_read_are_refused():
 def test_a_decoder_without_inputs_says_what_to_give():
     theirs = their_model(CASE["BartForConditionalGeneration-0"])
     ours, ids = our_model(theirs), torch.tensor([[3, 4, 5]])
-    with pytest.raises(ValueError, match="decoder_input_ids .* prepare_decoder_input_ids_from_labels"):
+    with pytest.raises(ValueError, match=r"decoder_input_ids .* prepare_decoder_input_ids_from_labels"):
         ours(ids)
     shifted = ours.prepare_decoder_input_ids_from_labels(ids)
     torch.testing.assert_close(ours(ids, decoder_input_ids=shifted).logits, theirs(ids).logits)
