@@ -23,8 +23,8 @@ TOKENIZER_CONFIG, MODULES = "tokenizer_config.json", "modules.json"
 _JSON = (CONFIG, "generation_config.json", INDEX, "tokenizer.json", TOKENIZER_CONFIG, "special_tokens_map.json",
          "added_tokens.json", "preprocessor_config.json", "processor_config.json")  # fmt: skip
 _READ = {".json", ".safetensors", ".txt", ".model", ".jinja"}
-# A line of a vocabulary of tiktoken; that of sentencepiece is no text.
-_TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+=* \d+\s")
+# Packages that read the vocabularies of sentencepiece (*.model), by their modules.
+_READERS = {"sentencepiece": "sentencepiece", "google.protobuf": "protobuf"}
 _SENTENCE_FILES = (MODULES, "config_sentence_transformers.json", "sentence_bert_config.json")
 # A model may have so many new weights, besides as many as its file has.
 _MOST_NEW_WEIGHTS = 100_000_000
@@ -183,11 +183,14 @@ def check_size(model_class: type[PreTrainedModel], config: PreTrainedConfig, fol
     stored = sum(torch.Size(shape).numel() for shape in shapes.values())
     complaint = f"{Path(folder) / CONFIG} does not fit the weights beside it"
     for name, value in vars(config).items():
-        if re.fullmatch(r"(num_|n_)?((hidden|encoder|decoder)_)?layers?", name) and isinstance(value, int):
-            if value > len(shapes):
-                raise ValueError(f"{complaint}: {name}={value}, and there are {len(shapes)} tensors")
-    with torch.device("meta"), no_init_weights():
-        model = model_class(config)
+        counts_layers = re.fullmatch(r"(num_|n_)?((hidden|encoder|decoder)_)?layers?", name)
+        if counts_layers and isinstance(value, int) and value > len(shapes):
+            raise ValueError(f"{complaint}: {name}={value}, and there are {len(shapes)} tensors")
+    try:
+        with torch.device("meta"), no_init_weights():
+            model = model_class(config)
+    except KeyError:  # an unknown activation, say, which loading will complain about
+        return
     wanted = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
     if wanted > 2 * stored + _MOST_NEW_WEIGHTS:
         raise ValueError(f"{complaint}: a model of {wanted:,} weights, and there are {stored:,}")
@@ -195,15 +198,9 @@ def check_size(model_class: type[PreTrainedModel], config: PreTrainedConfig, fol
 
 def missing_reader(folder: str | PathLike[str]) -> str | None:
     """A package that reads the vocabulary of a folder without tokenizer.json and is not installed, if there is one."""
-    vocabulary = next(Path(folder).glob("*.model"), None)
-    if vocabulary is None or (Path(folder) / "tokenizer.json").is_file():
+    if (Path(folder) / "tokenizer.json").is_file() or not any(Path(folder).glob("*.model")):
         return None
-    with vocabulary.open("rb") as file:
-        is_tiktoken = _TIKTOKEN.match(file.read(1000)) is not None
-    readers = (
-        {"tiktoken": "tiktoken"} if is_tiktoken else {"sentencepiece": "sentencepiece", "google.protobuf": "protobuf"}
-    )
-    return next((package for module, package in readers.items() if not _is_installed(module)), None)
+    return next((package for module, package in _READERS.items() if not _is_installed(module)), None)
 
 
 def _is_installed(module: str) -> bool:
