@@ -263,9 +263,11 @@ def _keep_dtypes(model: PreTrainedModel, states: States) -> None:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if name not in states or tensor.dtype == states[name].dtype:
             continue
-        if not isinstance(model.get_submodule(name.rpartition(".")[0]), torch.nn.Linear):
+        is_matrix = isinstance(model.get_submodule(name.rpartition(".")[0]), torch.nn.Linear)
+        bits, given = torch.finfo(tensor.dtype).bits, torch.finfo(states[name].dtype).bits
+        if not is_matrix or bits > given:  # a finer matrix is one that takes both
             tensor.data = states[name]
-        elif torch.finfo(tensor.dtype).bits < torch.finfo(states[name].dtype).bits:
+        elif bits < given:
             rounded.append(name)  # a matrix has to be of the dtype of what it multiplies
     if rounded:
         _logger.warning(
