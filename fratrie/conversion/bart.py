@@ -3,10 +3,12 @@ its sinusoids, BART (Lewis et al. 2020) learns its positions and norms its embed
 
 from dataclasses import replace
 
+import torch
 from transformers import PreTrainedConfig
 
 from fratrie.modeling.configuration import FratrieDecoderConfig, norm_slots
 from fratrie.modeling.decoder import FratrieDecoderForCausalLM
+from fratrie.modeling.positions import SinusoidalPositions
 from fratrie.modeling.seq2seq import FratrieSeq2SeqForConditionalGeneration, FratrieSeq2SeqModel
 from fratrie.modeling.seq2seq_configuration import FratrieSeq2SeqConfig
 
@@ -116,6 +118,10 @@ def _share_embeddings(theirs: PreTrainedConfig) -> bool:
     return theirs.share_encoder_decoder_embeddings
 
 
+def _sinusoids(positions: int, size: int) -> torch.Tensor:
+    return SinusoidalPositions(size, "halves")(torch.arange(positions))
+
+
 _SHARED = {"share_encoder_decoder_embeddings": True}
 _APART = {"share_encoder_decoder_embeddings": False}
 MARIAN = replace(
@@ -130,9 +136,8 @@ MARIAN = replace(
     read={"share_embeddings": _share_embeddings},
     write={"share_encoder_decoder_embeddings": lambda ours: ours.share_embeddings},
     weights=(
-        # Sinusoids are computed, in float32 as there.
-        Weight("encoder.embed_positions"),
-        Weight("decoder.embed_positions"),
+        Weight("encoder.embed_positions", formula=_sinusoids),
+        Weight("decoder.embed_positions", formula=_sinusoids),
         Weight("shared", "encoder.embed_tokens", when=_SHARED),
         Weight("encoder.embed_tokens", "encoder.embed_tokens", when=_APART),
         Weight("decoder.embed_tokens", "decoder.embed_tokens", when=_APART),
@@ -196,7 +201,7 @@ BART_DECODER = _decoder_alone(
     ),
 )
 MARIAN_DECODER = replace(
-    _decoder_alone(MARIAN, "Marian", _SINUSOIDS, (Weight("decoder.embed_positions"),)),
+    _decoder_alone(MARIAN, "Marian", _SINUSOIDS, (Weight("decoder.embed_positions", formula=_sinusoids),)),
     read={"vocab_size": _one_vocabulary},
     write={"decoder_vocab_size": lambda ours: ours.vocab_size},
 )

@@ -15,7 +15,7 @@ from transformers.utils import logging as transformers_logging
 from fratrie.modeling.stack import FratriePreTrainedModel
 
 from . import bart, bert, deepseek, gpt2, llama, modernbert, t5, vit
-from .recipe import Head, Recipe, States
+from .recipe import SPECIAL_TOKENS, Head, Recipe, States
 
 RECIPES: dict[str, Recipe] = {
     recipe.model_type: recipe
@@ -132,9 +132,9 @@ def load_checkpoint(
     hub = {key: kwargs.pop(key) for key in _HUB_ARGUMENTS if key in kwargs}
     weights = {key: kwargs.pop(key) for key in _WEIGHT_ARGUMENTS if key in kwargs}
     if isinstance(config, (str, os.PathLike)):
-        config = cast(PreTrainedConfig, AutoConfig.from_pretrained(config))
+        config = cast(PreTrainedConfig, AutoConfig.from_pretrained(config, trust_remote_code=False))
     is_theirs = getattr(config, "model_type", None) in RECIPES
-    their_config: Any = config if is_theirs else AutoConfig.from_pretrained(name, **hub)
+    their_config: Any = config if is_theirs else AutoConfig.from_pretrained(name, trust_remote_code=False, **hub)
     if getattr(their_config, "quantization_config", None):
         raise ValueError(f"{name} is quantised: take the checkpoint that it was made of.")
     recipe, head = find_recipe(their_config.model_type, our_class.__name__)
@@ -263,9 +263,11 @@ def _keep_dtypes(model: PreTrainedModel, states: States) -> None:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if name not in states or tensor.dtype == states[name].dtype:
             continue
-        if not isinstance(model.get_submodule(name.rpartition(".")[0]), torch.nn.Linear):
+        is_matrix = isinstance(model.get_submodule(name.rpartition(".")[0]), torch.nn.Linear)
+        bits, given = torch.finfo(tensor.dtype).bits, torch.finfo(states[name].dtype).bits
+        if not is_matrix or bits > given:  # a finer matrix is one that takes both
             tensor.data = states[name]
-        elif torch.finfo(tensor.dtype).bits < torch.finfo(states[name].dtype).bits:
+        elif bits < given:
             rounded.append(name)  # a matrix has to be of the dtype of what it multiplies
     if rounded:
         _logger.warning(
@@ -282,6 +284,10 @@ def _read_config(
     matrices.
     """
     config = recipe.read_config(theirs.config, head)
+    for name in SPECIAL_TOKENS:
+        token_ids = getattr(theirs.config, name, None)
+        if token_ids not in (None, getattr(config, name, None)):
+            _logger.warning(f"{name}={token_ids} lies outside the vocabulary: kept for the way back, and not used.")
     if head.pooler and getattr(theirs, "pooler", None) is not None and "pooler.dense.weight" not in missing:
         config.pooler_activation = head.pooler(theirs.config)
     output = theirs.get_output_embeddings()

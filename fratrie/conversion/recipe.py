@@ -23,8 +23,8 @@ from fratrie.modeling.stack import FratriePreTrainedModel
 
 States = dict[str, torch.Tensor]
 
-# Fields of ours that no Hugging Face configuration has a word for, and that change neither weights nor outputs, but for
-# roundings in half precision.
+# Fields of ours that no Hugging Face configuration has a word for, and that change neither weights nor outputs, except
+# by a rounding in half precision.
 _OURS_ALONE = frozenset(
     {"unpad_inputs", "linear_chunk_size", "label_thresholds", "pos_weight", "sparse_prediction", "foreign_fields",
      "initializer_range", "use_cache", "output_router_logits", "router_aux_loss_coef", "router_aux_loss_scope",
@@ -40,6 +40,8 @@ _COMPARED = frozenset(
 # Their configurations take every type that any model has; theirs of these families and ours agree on two.
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 _LABELS = ("id2label", "label2id", "problem_type")
+# Those that a model can do without; an unusable start of a decoder is refused, since there is no decoding without one.
+SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 # What says nothing of the model itself.
 _UNKEPT = frozenset(
     {"_name_or_path", "architectures", "dtype", "model_type", "torch_dtype", "transformers_version", *_LABELS}
@@ -107,6 +109,7 @@ class Weight:
         ours: its name in ours; several where their matrix holds ours stacked; none where we have no use for it.
         transposed: their matrix is `(in, out)`.
         leading: their tensor has a first dimension of size one more.
+        formula: what their tensor has to be, as a function of its rows and columns, where ours is computed.
         when: fields of their configuration, and the values with which the line holds.
     """
 
@@ -114,6 +117,7 @@ class Weight:
     ours: str | tuple[str, ...] = ()
     transposed: bool = False
     leading: bool = False
+    formula: Callable[[int, int], torch.Tensor] | None = None
     when: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -126,7 +130,15 @@ class Weight:
         return all(getattr(theirs, name) == value for name, value in self.when.items())
 
     def read(self, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Our tensors, one a name, from theirs."""
+        """Our tensors, one a name, from theirs.
+
+        Raises:
+            ValueError: when theirs is not what ours computes.
+        """
+        if self.formula is not None and not _is_rounded(tensor, self.formula(*tensor.shape)):
+            raise ValueError(f"{self.theirs} has been changed: ours computes it, and cannot have another.")
+        if not self.names:
+            return ()
         tensor = tensor.squeeze(0) if self.leading else tensor
         tensor = tensor.T if self.transposed and tensor.ndim == 2 else tensor
         return tuple(part.contiguous() for part in tensor.chunk(len(self.names)))
@@ -223,6 +235,9 @@ class Recipe:
             ours.update(dict.fromkeys(pair.names, pair.read(theirs)))
         ours.update({name: compute(theirs) for name, compute in {**self.read, **head.read}.items()})
         ours.update({name: getattr(theirs, name) for name in _LABELS if getattr(theirs, name, None)})
+        vocabulary = ours.get("decoder.vocab_size", ours.get("vocab_size"))
+        if vocabulary is not None:
+            ours.update({name: _usable(ours[name], vocabulary) for name in SPECIAL_TOKENS if name in ours})
         config = cast(Any, self.config)(**copy.deepcopy(_nested(ours)))
         config.foreign_fields = {"model_type": self.model_type, **self._unwritten(theirs, config, head)}
         return config
@@ -326,7 +341,7 @@ class Recipe:
         for name, tensor in states.items():
             for rule, their_pattern, our_patterns in lines:
                 if match := _fit(their_pattern, name):
-                    parts = rule.read(tensor) if rule.names else ()
+                    parts = rule.read(tensor)
                     ours.update({_fill(p, match): part for p, part in zip(our_patterns, parts, strict=True)})
                     break
             else:
@@ -386,6 +401,19 @@ class Recipe:
             wrong.append(f"layer_types={theirs.layer_types!r} (only {sorted(_LAYER_TYPES)})")
         if wrong:
             raise ValueError(f"Our block cannot represent this {self.model_type!r} model: {', '.join(wrong)}.")
+
+
+def _is_rounded(tensor: torch.Tensor, exact: torch.Tensor) -> bool:
+    """Whether a tensor holds these numbers, perhaps after a time in half precision."""
+    rounded = [exact.to(dtype).to(tensor) for dtype in (tensor.dtype, torch.float16, torch.bfloat16)]
+    return any(torch.allclose(tensor, numbers, rtol=0, atol=4 * torch.finfo(tensor.dtype).eps) for numbers in rounded)
+
+
+def _usable(token_ids: Any, vocab_size: int) -> Any:
+    """Of an id of a special token, or a list of them, what the vocabulary has: others stand for nothing."""
+    if isinstance(token_ids, list):
+        return [token for token in token_ids if 0 <= token < vocab_size] or None
+    return token_ids if token_ids is not None and 0 <= token_ids < vocab_size else None
 
 
 def look_up(config: PreTrainedConfig, name: str) -> Any:

@@ -71,8 +71,9 @@ class FratrieDecoderModel(FratrieStack):
             ValueError: for a cache of packed rows, and for states of an encoder without cross-attention.
         """
         shape = input_shape(input_ids, inputs_embeds)
-        inputs = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "token_type_ids": None}
         options: dict[str, Any] = {**kwargs, "return_dict": True}
+        types = options.pop("token_type_ids", None)  # of which tokenizers make zeros, and others are refused
+        inputs = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "token_type_ids": types}
         packing = None
         if cache is None:
             packing = self.find_documents(shape, attention_mask, position_ids, options)

@@ -139,7 +139,15 @@ class FratrieSeq2SeqModel(FratrieSeq2SeqPreTrainedModel):
 
         Returns:
             `last_hidden_state` `(B, T, D)` of the decoder, `cache`, and what was asked for of both stacks.
+
+        Raises:
+            ValueError: for no input of the decoder or two, and as the stacks do.
         """
+        if (decoder_input_ids is None) == (decoder_inputs_embeds is None):
+            raise ValueError(
+                "Give exactly one of decoder_input_ids and decoder_inputs_embeds, or labels. Hugging Face's BART "
+                "makes them of its inputs: prepare_decoder_input_ids_from_labels(input_ids)."
+            )
         recorded = {name: getattr(self.config, name) for name in RECORDS if getattr(self.config, name)}
         options: dict[str, Any] = {**recorded, **kwargs, "return_dict": True}
         if encoder_outputs is None:

@@ -91,8 +91,8 @@ class TextPipeline(Pipeline):
         size = getattr(self.model.get_input_embeddings(), "num_embeddings", None)
         if size and (highest := int(encoding["input_ids"].max())) >= size:
             raise ValueError(
-                f"The tokenizer gives the token {highest}, but the model has embeddings for {size}: they do not belong "
-                "together."
+                f"The tokenizer gives the token {highest}, but the model has embeddings for {size}: they do not "
+                "belong together."
             )
         if not truncation or limit is None or length <= limit:
             return encoding

@@ -24,10 +24,18 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import is_sentencepiece_available
 from transformers.utils import logging as transformers_logging
 
-from fratrie.checkpoints import WEIGHTS, WEIGHTS_INDEX, check_config, check_files, check_weights, read_json
+from fratrie.checkpoints import (
+    CONFIG,
+    INDEX,
+    WEIGHTS,
+    check_checkpoint_files,
+    check_config,
+    check_kinds,
+    check_tokenizer_config,
+    missing_reader,
+)
 from fratrie.conversion.models import RECIPES
 from fratrie.data.hub import may_be_hub_id
 
@@ -66,17 +74,9 @@ class Task:
 
     @classmethod
     def from_config(cls, config: PreTrainedConfig) -> "Task":
-        """Read the task off a config; no problem type means regression for one output, else one label.
-
-        Raises:
-            ValueError: its id2label does not name the outputs 0, 1, 2, … by a label each.
-        """
+        """Read the task off a config; no problem type means regression for one output, else one label."""
         names = cast(dict[int, str], config.id2label)
-        if not names or set(names) != set(range(len(names))):
-            raise ValueError(f"id2label names the outputs {[*names][:12]}, expected each from 0 to {len(names) - 1}")
         labels = [names[i] for i in range(len(names))]
-        if wrong := next((label for label in labels if not isinstance(label, str) or labels.count(label) > 1), None):
-            raise ValueError(f"id2label holds {wrong!r} more than once, or as no text: name each output by itself")
         return cls(config.problem_type or (REGRESSION if len(labels) == 1 else SINGLE_LABEL), labels)
 
 
@@ -114,7 +114,7 @@ def check_checkpoint(name: str | os.PathLike[str], tokenizer: bool = True) -> Pa
     """
     path = find_checkpoint(name)
     missing = [] if (path / "config.json").is_file() else ["config.json"]
-    if not any((path / name).is_file() for name in (WEIGHTS, WEIGHTS_INDEX)):
+    if not any((path / name).is_file() for name in (WEIGHTS, INDEX)):
         pickled = (path / "pytorch_model.bin").is_file()
         way_out = (
             " (pytorch_model.bin is pickled and not read: in Python, from_pretrained(…, use_safetensors=False) of its "
@@ -125,8 +125,7 @@ def check_checkpoint(name: str | os.PathLike[str], tokenizer: bool = True) -> Pa
         missing.append("tokenizer.json")
     if missing:
         raise ValueError(f"{path} is not a complete checkpoint: it lacks {', '.join(missing)}")
-    check_files(path)
-    check_weights(path)
+    check_checkpoint_files(path)
     return path
 
 
@@ -139,22 +138,19 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> PreTrainedTokenizerBase:
     path = Path(folder)
     if not any((path / name).is_file() for name in TOKENIZER_FILES):
         raise ValueError(f"{path} holds no tokenizer (tokenizer.json); train one with scripts/train_tokenizer.py")
-    check_files(path)
-    config = path / "config.json"  # which is read for the tokenizer's class
-    if config.is_file():
-        check_config(read_json(config), config)
+    check_kinds(path)
+    check_tokenizer_config(path)
+    has_config = (path / CONFIG).is_file()  # which is read for the tokenizer's class
+    if has_config:
+        check_config(path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the tokenizers library raises bare exceptions
-        if config.is_file():
+        if has_config:
             load_config(path)  # which says so where the config is to blame
-        bare = (
-            any(path.glob("*.model")) and not (path / "tokenizer.json").is_file() and not is_sentencepiece_available()
-        )
-        needed = ". Its .model file needs a package: pip install sentencepiece" * bare
+        package = missing_reader(path)
+        needed = f" Its .model file needs a package: pip install {package}" if package else ""
         raise ValueError(f"the tokenizer in {path} cannot be read: {reason_of(error)}{needed}") from error
-    if not (isinstance(length := tokenizer.model_max_length, int | float) and length >= 1):
-        raise ValueError(f"{path / 'tokenizer_config.json'}: model_max_length={length!r}, expected a number of tokens")
     _try_tokenizer(tokenizer, path)
     if tokenizer.pad_token_id is None:
         raise ValueError(
@@ -198,12 +194,11 @@ def load_config(folder: str | os.PathLike[str]) -> PreTrainedConfig:
         ValueError: no JSON, an unknown model type or field, or fields that contradict one another.
         OSError: there is none.
     """
-    file = Path(folder) / "config.json"
-    check_config(read_json(file), file)
+    check_config(Path(folder))
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (ValueError, *LOADING_ERRORS) as error:
-        raise ValueError(f"{file}: {reason_of(error)}") from error
+        raise ValueError(f"{Path(folder) / CONFIG}: {reason_of(error)}") from error
 
 
 def reason_of(error: BaseException) -> str:
@@ -214,7 +209,7 @@ def reason_of(error: BaseException) -> str:
     return reason.partition("Model type should be one of")[0].strip()  # all that there are follow
 
 
-def check_size(auto: Any, config: PreTrainedConfig) -> None:
+def check_memory(auto: Any, config: PreTrainedConfig) -> None:
     """Raise a `ValueError` where the weights of the model that `auto` makes of a config exceed the free memory."""
     with torch.device("meta"):
         model = auto.from_config(copy.deepcopy(config), dtype=torch.float32, trust_remote_code=False)
@@ -263,7 +258,7 @@ def new_classifier(
     if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         raise ValueError(f"model type {config.model_type!r} has no head that classifies sequences; use an encoder")
     try:
-        check_size(AutoModelForSequenceClassification, config)
+        check_memory(AutoModelForSequenceClassification, config)
         if checkpoint is None:
             model = AutoModelForSequenceClassification.from_config(
                 config, dtype=torch.float32, trust_remote_code=False
@@ -460,11 +455,7 @@ def load_classifier(
     if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         raise ValueError(f"{path}: model type {config.model_type!r} has no head that classifies sequences")
     try:
-        task = Task.from_config(config)
-    except ValueError as error:
-        raise ValueError(f"{path / 'config.json'}: {error}") from error
-    try:
-        check_size(AutoModelForSequenceClassification, config)
+        check_memory(AutoModelForSequenceClassification, config)
         model, info = _read_model(path)
     except (ValueError, *LOADING_ERRORS) as error:
         raise ValueError(f"{path}: the model cannot be loaded: {reason_of(error)}") from error
@@ -473,6 +464,7 @@ def load_classifier(
             f"{path} is not a fine-tuned classifier: it lacks {', '.join(sorted(info['missing_keys'])[:4])}; "
             "fine-tune it first with scripts/finetune.py"
         )
+    task = Task.from_config(config)
     if thresholds is not None:
         if task.problem_type != MULTI_LABEL:
             raise ValueError(f"--label_thresholds are for several labels a text, but the task is {task.problem_type}")

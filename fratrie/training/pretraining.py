@@ -20,11 +20,11 @@ from transformers import (
 )
 
 import fratrie  # noqa: F401 (registers its models)
-from fratrie.checkpoints import check_config, read_json
+from fratrie.checkpoints import check_counts, read_json
 from fratrie.tokenization import SIBLINGS, sentinel_token_ids, with_sibling
 
 from .batches import Collator
-from .classifiers import LOADING_ERRORS, check_checkpoint, check_size, load_config, load_tokenizer, reason_of
+from .classifiers import LOADING_ERRORS, check_checkpoint, check_memory, load_config, load_tokenizer, reason_of
 from .collators import MaskingCollator, PackedCausalCollator, SpanCorruptionCollator
 from .corpora import PackedRows, PlainRows, SentenceRows
 
@@ -116,7 +116,7 @@ def new_config(
         raise ValueError(f"model_type {model_type!r} is unknown: use {', '.join(SIBLINGS)} or one of transformers")
     config_class = CONFIG_MAPPING[name]
     values |= parse_overrides(overrides)
-    check_config(values, f"the config of {model_type}")
+    check_counts(f"the config of {model_type}", values)
     if name.startswith("fratrie_") and file is None:
         values.setdefault("max_position_embeddings", max(512, block_size))
     try:
@@ -134,7 +134,7 @@ def build_model(objective: ObjectiveName, config: PreTrainedConfig) -> PreTraine
             f"a {config.model_type} has no head for {objective}: use the model type {_SIBLINGS[objective]}"
         )
     try:
-        check_size(auto, config)
+        check_memory(auto, config)
         return _ready(auto.from_config(config, trust_remote_code=False))
     except (ValueError, *LOADING_ERRORS) as error:
         raise ValueError(f"the model {config.model_type} cannot be built: {reason_of(error)}") from error
@@ -146,7 +146,7 @@ def open_model(objective: ObjectiveName, folder: str) -> PreTrainedModel:
     auto = _AUTO_MODELS[objective]
     config = load_config(path)
     try:
-        check_size(auto, config)
+        check_memory(auto, config)
         model = auto.from_pretrained(
             path, dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
         )

@@ -157,18 +157,32 @@ def test_routers_in_float32(tmp_path):
         torch.testing.assert_close(actual, expected, rtol=0.05, atol=0.05 * float(expected.abs().max()))
 
 
-def test_matrices_that_theirs_keeps_in_float32(tmp_path, caplog):
+@pytest.mark.parametrize("cast", [False, True])
+def test_matrices_that_theirs_keeps_in_float32(tmp_path, cast):
+    """Of T5 in float16, unless somebody has cast them."""
     case = CASE["T5ForConditionalGeneration-0"]
     save(case, tmp_path)
     theirs = case.head.their_class.from_pretrained(tmp_path, dtype=torch.float16)
-    assert theirs.encoder.block[0].layer[1].DenseReluDense.wo.weight.dtype == torch.float32
+    models = [FratrieSeq2SeqForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.float16), from_hf(theirs)]
+    if cast:
+        models = [from_hf(theirs.half())]
+    for ours in models:
+        down = ours.model.encoder.layers[0].feed_forward.down_proj.weight
+        assert down.dtype == (torch.float16 if cast else torch.float32)
+        assert torch.equal(outputs(case, theirs, ours), outputs(case, theirs, theirs))
+
+
+def test_a_matrix_finer_than_the_others_is_rounded(caplog):
+    case = CASE["LlamaForCausalLM-0"]
+    theirs = their_model(case, dtype=torch.bfloat16)
+    theirs.lm_head.float()
     transformers_logging.enable_propagation()
     try:
         ours = from_hf(theirs)
     finally:
         transformers_logging.disable_propagation()
-    assert "5 matrices, such as model.encoder.layers.0.feed_forward.down_proj.weight, are rounded" in caplog.text
-    assert torch.isfinite(outputs(case, theirs, ours)).any()
+    assert "1 matrices, such as lm_head.weight, are rounded" in caplog.text
+    assert ours(torch.tensor([[3, 4]])).logits.isfinite().all()
 
 
 @pytest.mark.parametrize(

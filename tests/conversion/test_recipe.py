@@ -488,3 +488,79 @@ def test_what_the_other_side_has_no_place_for_is_told(caplog):
     finally:
         transformers.utils.logging.disable_propagation()
     assert "label_thresholds=[0.2, 0.3, 0.4] has no place in a 'bert' model" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "used"),
+    [
+        ("GPT2LMHeadModel-0", {"bos_token_id": 50256, "eos_token_id": 50256}, {}),
+        ("GPT2Model-0", {"pad_token_id": -1, "eos_token_id": [50256, 3]}, {"eos_token_id": [3]}),
+        ("LlamaForCausalLM-0", {"bos_token_id": 31, "eos_token_id": 30}, {"eos_token_id": 30}),
+        ("BertModel-0", {"bos_token_id": 99}, {}),
+        ("BartForConditionalGeneration-0", {"bos_token_id": 31}, {}),
+        ("MarianMTModel-1", {"bos_token_id": 30}, {}),  # of the decoder's 29 tokens
+        ("T5EncoderModel-0", {"eos_token_id": 31}, {}),
+    ],
+)
+def test_special_tokens_outside_the_vocabulary_are_kept_and_not_used(name, tokens, used, tmp_path, caplog):
+    case = CASE[name]
+    theirs = their_model(case, **tokens)
+    theirs.save_pretrained(tmp_path)
+    transformers.utils.logging.enable_propagation()
+    try:
+        models = our_model(theirs), case.head.ours.from_pretrained(tmp_path)
+    finally:
+        transformers.utils.logging.disable_propagation()
+    for ours in models:
+        assert {token: getattr(ours.config, token) for token in tokens} == dict.fromkeys(tokens) | used
+        back = to_hf(ours).config
+        assert {token: getattr(back, token) for token in tokens} == tokens
+    for token, value in tokens.items():
+        assert (f"{token}={value} lies outside the vocabulary" in caplog.text) == (used.get(token) != value)
+
+
+def test_an_unusable_start_of_a_decoder_is_refused():
+    with pytest.raises(ValueError, match="decoder_start_token_id=31 lies outside the vocabulary"):
+        from_hf(their_model(CASE["BartForConditionalGeneration-0"], decoder_start_token_id=31))
+
+
+def test_a_special_token_is_taken_away_by_an_argument(tmp_path):
+    theirs = their_model(CASE["GPT2LMHeadModel-0"])
+    theirs.save_pretrained(tmp_path)
+    ours = FratrieDecoderForCausalLM.from_pretrained(tmp_path, bos_token_id=None)
+    assert ours.config.bos_token_id is None and ours.config.eos_token_id == 1
+    assert to_hf(ours).config.bos_token_id is None
+
+
+def test_a_changed_table_of_sinusoids_is_refused():
+    theirs = their_model(CASE["MarianMTModel-0"])
+    our_model(theirs.bfloat16().float())  # a time in half precision has rounded it, no more
+    theirs.model.decoder.embed_positions.weight.data[3, 5] += 0.05
+    with pytest.raises(ValueError, match=r"decoder\.embed_positions has been changed: ours computes it"):
+        from_hf(theirs)
+
+
+def test_arguments_of_theirs_that_ours_does_not_read_are_refused():
+    ids = torch.tensor([[3, 4, 5]])
+    gpt2 = our_model(their_model(CASE["GPT2LMHeadModel-0"]))
+    assert torch.equal(gpt2(ids, token_type_ids=ids * 0).logits, gpt2(ids).logits)
+    for cached in ({}, {"use_cache": True, "cache": gpt2(ids).cache}):
+        with pytest.raises(ValueError, match="token_type_ids given, but the model has none"):
+            gpt2(ids, token_type_ids=ids, **cached)
+    vit = our_model(their_model(CASE["ViTModel-0"]))
+    pixels = torch.zeros(1, 3, 8, 8, dtype=torch.float64)
+    vit(pixel_values=pixels, bool_masked_pos=None, interpolate_pos_encoding=False)
+    for name, value in (("bool_masked_pos", torch.ones(1, 4, dtype=torch.bool)), ("interpolate_pos_encoding", True)):
+        with pytest.raises(ValueError, match=f"{name} given, which FratrieEncoderModel does not read"):
+            vit(pixel_values=pixels, **{name: value})
+    with pytest.raises(ValueError, match="head_mask given"):
+        gpt2(ids, head_mask=torch.ones(3, 4))
+
+
+def test_a_decoder_without_inputs_says_what_to_give():
+    theirs = their_model(CASE["BartForConditionalGeneration-0"])
+    ours, ids = our_model(theirs), torch.tensor([[3, 4, 5]])
+    with pytest.raises(ValueError, match=r"decoder_input_ids .* prepare_decoder_input_ids_from_labels"):
+        ours(ids)
+    shifted = ours.prepare_decoder_input_ids_from_labels(ids)
+    torch.testing.assert_close(ours(ids, decoder_input_ids=shifted).logits, theirs(ids).logits)

@@ -1,5 +1,9 @@
 """sentence-transformers: our encoder as a sentence embedder, trained, saved, and loaded again."""
 
+import runpy
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from datasets import Dataset
@@ -9,7 +13,8 @@ from sentence_transformers import (
     SentenceTransformerTrainingArguments,
 )
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
-from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
+from transformers import BertConfig, BertModel
 
 from fratrie import FratrieEncoderConfig, FratrieEncoderForMaskedLM, FratrieEncoderModel
 
@@ -91,3 +96,28 @@ def test_an_epoch_of_training_brings_pairs_together_and_comes_back_from_disk(emb
     again = SentenceTransformer(str(tmp_path / "embedder"))
     assert isinstance(again[0].model, FratrieEncoderModel)
     close(again.encode(SENTENCES), embedder.encode(SENTENCES))
+
+
+@pytest.mark.parametrize("way", ["there", "back"])
+def test_a_converted_folder_keeps_its_modules(encoder_tokenizer, tmp_path, monkeypatch, way):
+    """Pooling by the first token, a dense layer, unit length, at most seven tokens and a prompt: equal vectors."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    torch.manual_seed(0)
+    model = BertModel(BertConfig(vocab_size=len(encoder_tokenizer), initializer_range=0.3, **sizes))
+    model.save_pretrained(tmp_path / "bert")
+    encoder_tokenizer.save_pretrained(tmp_path / "bert")
+    modules = [Transformer(str(tmp_path / "bert"), max_seq_length=7), Pooling(32, "cls"), Dense(32, 8), Normalize()]
+    theirs = SentenceTransformer(modules=modules, prompts={"query": "Ma "}, default_prompt_name="query")
+    theirs.save(str(tmp_path / "theirs"))
+    steps = [["theirs", "ours"], ["ours", "back", "--to_hf"]]
+    for source, out, *flags in steps[: 1 + (way == "back")]:
+        arguments = ["--from", str(tmp_path / source), "--out", str(tmp_path / out), *flags]
+        monkeypatch.setattr(sys, "argv", ["convert.py", *arguments])
+        runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "convert.py"), run_name="__main__")
+    converted = SentenceTransformer(str(tmp_path / out))
+    assert [type(module) for module in converted] == [type(module) for module in theirs]
+    assert isinstance(converted[0].model, FratrieEncoderModel) == (way == "there")
+    assert converted.max_seq_length == 7 and converted.prompts["query"] == "Ma "
+    vectors = torch.as_tensor(converted.encode(SENTENCES))
+    close(vectors, theirs.encode(SENTENCES))
+    close(vectors.norm(dim=1), torch.ones(len(SENTENCES)))

@@ -1,4 +1,8 @@
 import json
+import os
+import resource
+import shutil
+import sys
 
 import pytest
 import torch
@@ -74,6 +78,16 @@ def folder(samples, tmp_path):
         return path
 
     return call
+
+
+@pytest.fixture(scope="session")
+def bare(samples, tmp_path_factory):
+    """A folder to copy and to damage."""
+    path = tmp_path_factory.mktemp("bare")
+    vocabulary = AutoTokenizer.from_pretrained(samples / "tokenizer")
+    camembert(len(vocabulary)).save_pretrained(path)
+    vocabulary.save_pretrained(path)
+    return path
 
 
 @pytest.fixture
@@ -192,6 +206,36 @@ def test_a_model_is_overwritten_on_request_alone(convert, folder, tmp_path):
     assert read(out / "config.json")["model_type"] == "fratrie_encoder"
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "model-00001-of-00002.safetensors", "generation_config.json"])
+def test_no_file_of_the_folder_is_replaced_unasked(convert, folder, tmp_path, name):
+    source, out = folder(gpt2), tmp_path / "out"
+    out.mkdir()
+    (out / name).write_text("mine")
+    (out / "notes.txt").write_text("mine too")
+    refused(convert(source, out), f"holds {name}, which would be lost", "--overwrite")
+    assert {path.name: path.read_text() for path in out.iterdir()} == {name: "mine", "notes.txt": "mine too"}
+    assert convert(source, out, "--overwrite")[0] == 0
+    assert (out / "notes.txt").read_text() == "mine too" and (out / "model.safetensors").is_file()
+
+
+def test_links_to_what_is_read(convert, folder, tmp_path):
+    """A link to the folder is the folder; links to its files are replaced, and the files stay."""
+    source = folder(camembert)
+    before = {path.name: path.read_bytes() for path in source.iterdir()}
+    (tmp_path / "link").symlink_to(source)
+    refused(convert(source, tmp_path / "link", "--overwrite"), "is what is read")
+    refused(convert(tmp_path / "link", source, "--overwrite"), "is what is read")
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "model.safetensors").hardlink_to(source / "model.safetensors")
+    (out / "config.json").symlink_to(source / "config.json")
+    refused(convert(source, out), "holds a model")
+    assert convert(source, out, "--overwrite")[0] == 0
+    assert convert(source, source / "ours")[0] == 0
+    shutil.rmtree(source / "ours")
+    assert before == {path.name: path.read_bytes() for path in source.iterdir()}
+
+
 def test_checkpoints_that_are_refused(convert, folder, tmp_path):
     source = folder(camembert)
     assert convert(source, tmp_path / "ours")[0] == 0
@@ -247,7 +291,183 @@ def test_a_damaged_configuration_is_refused(convert, folder, tmp_path, field, va
 def test_damaged_weights_are_refused(convert, folder, tmp_path):
     path = folder(camembert) / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    refused(convert(path.parent, tmp_path / "out"), "cannot be converted")
+    refused(convert(path.parent, tmp_path / "out"), "model.safetensors is damaged")
+
+
+def change(name, **fields):
+    """Damage: other fields in a JSON file."""
+
+    def damage(folder):
+        path = folder / name
+        path.write_text(json.dumps((read(path) if path.exists() else {}) | fields))
+
+    return damage
+
+
+def write(name, text):
+    return lambda folder: (folder / name).write_text(text)
+
+
+def split(places):
+    """Damage: an index in the place of the weights, which names other places; the weights stay in part.safetensors."""
+
+    def damage(folder):
+        (folder / "model.safetensors").rename(folder / "part.safetensors")
+        names = load_file(folder / "part.safetensors")
+        weight_map = dict.fromkeys(names, places) if isinstance(places, str) else places
+        change("model.safetensors.index.json", weight_map=weight_map, metadata={})(folder)
+
+    return damage
+
+
+def elsewhere(folder):
+    shutil.copy(folder / "model.safetensors", folder.parent / "secret.safetensors")
+    split("../secret.safetensors")(folder)
+
+
+def pipe(name):
+    def damage(folder):
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+
+    return damage
+
+
+def loop(folder):
+    (folder / "config.json").unlink()
+    (folder / "config.json").symlink_to("config.json")
+
+
+def remote_code(folder):
+    code = f"open({str(folder.parent / 'pwned')!r}, 'w')\nclass T: pass\n"
+    (folder / "evil.py").write_text(code)
+    change("tokenizer_config.json", tokenizer_class="T", auto_map={"AutoTokenizer": ["evil.T", "evil.T"]})(folder)
+
+
+def remote_model(folder):
+    remote_code(folder)
+    change("config.json", model_type="evil", auto_map={"AutoConfig": "evil.T", "AutoModel": "evil.T"})(folder)
+
+
+DAMAGES = {
+    "config cut": (write("config.json", '{"model_type": '), "config.json is no JSON file"),
+    "config empty": (write("config.json", ""), "config.json is no JSON file"),
+    "config binary": (lambda folder: (folder / "config.json").write_bytes(b"\xff\xfe"), "config.json is no JSON file"),
+    "config a list": (write("config.json", "[1, 2]"), "config.json must hold a JSON object, not a list"),
+    "config deep": (write("config.json", '{"a":' * 100_000 + "1" + "}" * 100_000), "nested too deep"),
+    "config bare": (write("config.json", '{"vocab_size": 30}'), "model_type=None must name"),
+    "config gone": (lambda folder: (folder / "config.json").unlink(), "it lacks config.json"),
+    "config a folder": (lambda folder: [(folder / "config.json").unlink(), (folder / "config.json").mkdir()], "lacks"),
+    "config a pipe": (pipe("config.json"), "config.json is no file, but a pipe"),
+    "config a loop": (loop, "config.json is a link that leads to no file"),
+    "architectures": (change("config.json", architectures={"a": 1}), "architectures={'a': 1} must be a list"),
+    "architectures of numbers": (change("config.json", architectures=[3]), "architectures=[3] must be a list"),
+    "width": (change("config.json", hidden_size=10**12), "cannot be converted"),
+    "wide": (change("config.json", hidden_size=16_000), "does not fit the weights beside it: a model of"),
+    "vocabulary": (change("config.json", vocab_size=10**10), "does not fit the weights beside it: a model of"),
+    "positions": (change("config.json", max_position_embeddings=10**12), "does not fit the weights beside it"),
+    "layers": (change("config.json", num_hidden_layers=10**9), "num_hidden_layers=1000000000, and there are"),
+    "negative": (change("config.json", hidden_size=-16), "cannot be converted"),
+    "no heads": (change("config.json", num_attention_heads=0), "cannot be converted"),
+    "label gap": (change("config.json", id2label={"0": "a", "2": "b"}), "2 labels, but none for 1, and one for 2"),
+    "label twice": (change("config.json", id2label={"0": "a", "1": "a"}), "has the label 'a' several times"),
+    "labels a list": (change("config.json", id2label=["a"]), "id2label=['a'] must give a label"),
+    "labels no numbers": (change("config.json", id2label={"x": "a"}), "none for 0, and one for x"),
+    "generation config": (write("generation_config.json", "nope"), "generation_config.json is no JSON file"),
+    "tokenizer": (write("tokenizer.json", '{"version": "1.0"}'), "tokenizer in", "cannot be read"),
+    "tokenizer cut": (write("tokenizer.json", '{"version'), "tokenizer.json is no JSON file"),
+    "tokenizer a pipe": (pipe("tokenizer.json"), "tokenizer.json is no file, but a pipe"),
+    "tokenizer length": (change("tokenizer_config.json", model_max_length="abc"), "model_max_length='abc' must be"),
+    "tokenizer config": (write("tokenizer_config.json", "[]"), "tokenizer_config.json must hold a JSON object"),
+    "index of pickles": (split("pytorch_model.bin"), "names 'pytorch_model.bin'"),
+    "index empty": (split({}), "weight_map must name the file"),
+    "index of numbers": (split({"a": 3}), "weight_map must name the file"),
+    "index outside": (elsewhere, "names '../secret.safetensors': weights are read from"),
+    "index absolute": (split("/etc/x.safetensors"), "weights are read from .safetensors files in the folder itself"),
+    "index of nothing": (split("other.safetensors"), "it lacks other.safetensors, which"),
+    "index of more": (split({"x": "part.safetensors"}), "part.safetensors lacks the weight x"),
+    "weights cut": (lambda folder: os.truncate(folder / "model.safetensors", 5000), "model.safetensors is damaged"),
+    "weights empty": (lambda folder: os.truncate(folder / "model.safetensors", 0), "model.safetensors is damaged"),
+    "weights of text": (write("model.safetensors", "hello " * 99), "model.safetensors is damaged"),
+    "weights a pipe": (pipe("model.safetensors"), "model.safetensors is no file, but a pipe"),
+    "weights gone": (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors"),
+    "modules": (write("modules.json", '{"a": 1}'), "modules.json is no list of modules"),
+    "modules outside": (write("modules.json", '[{"path": "../x"}]'), "names '../x': modules are read from the folder"),
+    "modules gone": (write("modules.json", '[{"path": "1_Pooling"}]'), "it lacks 1_Pooling, which modules.json names"),
+    "code of a model": (remote_model, "trust_remote_code"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_hostile_folders_are_refused(convert, bare, tmp_path, monkeypatch, name):
+    damage, *words = DAMAGES[name]
+    source = tmp_path / "theirs"
+    shutil.copytree(bare, source)
+    damage(source)
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("the script asks"))
+    refused(convert(source, tmp_path / "out"), *words)
+    assert not (tmp_path / "out").exists() and not (tmp_path / "pwned").exists()
+
+
+def test_code_of_a_folder_is_never_run(convert, bare, tmp_path, monkeypatch):
+    """A tokenizer that names its own class is read as the plain one that its files hold."""
+    source = tmp_path / "theirs"
+    shutil.copytree(bare, source)
+    remote_code(source)
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("the script asks"))
+    code, _, stderr = convert(source, tmp_path / "ours")
+    assert code == 0, stderr
+    assert not (tmp_path / "pwned").exists() and not (tmp_path / "ours" / "evil.py").exists()
+    copied, original = (AutoTokenizer.from_pretrained(path) for path in (tmp_path / "ours", bare))
+    assert copied("on aime ma mère")["input_ids"] == original("on aime ma mère")["input_ids"]
+
+
+@pytest.mark.parametrize(
+    ("missing", "word"),
+    [
+        ("sentencepiece", "pip install sentencepiece"),
+        ("google.protobuf", "pip install protobuf"),
+        ("nothing", "cannot be read"),
+    ],
+)
+def test_a_missing_package_is_named(convert, bare, tmp_path, monkeypatch, missing, word):
+    source = tmp_path / "theirs"
+    shutil.copytree(bare, source)
+    for path in source.glob("*token*"):
+        path.unlink()
+    (source / "sentencepiece.bpe.model").write_bytes(b"\n\x0e\n\x05<unk>\x15")
+    monkeypatch.setitem(sys.modules, missing, None)
+    refused(convert(source, tmp_path / "out"), "the tokenizer in", word)
+
+
+def test_a_full_disk_leaves_what_was_there(convert, bare, tmp_path):
+    out = tmp_path / "out"
+    assert convert(bare, out)[0] == 0
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        outcomes = convert(bare, out, "--overwrite"), convert(bare, tmp_path / "new")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    for outcome in outcomes:
+        refused(outcome, "cannot write")
+    assert before == {path.name: path.read_bytes() for path in out.iterdir()}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
+
+def test_special_tokens_of_another_vocabulary(convert, samples, tmp_path):
+    """GPT-2's own ids of its 50257 tokens, which configurations of other vocabularies often keep."""
+    vocabulary = AutoTokenizer.from_pretrained(samples / "tokenizer")
+    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 40}
+    GPT2LMHeadModel(GPT2Config(vocab_size=len(vocabulary), **sizes)).save_pretrained(tmp_path / "theirs")
+    code, stdout, stderr = convert(tmp_path / "theirs", tmp_path / "ours")
+    assert code == 0, stderr
+    assert "bos_token_id=50256 lies outside the vocabulary" in stderr and "'eos_token_id': 50256" in stdout
+    config = read(tmp_path / "ours" / "config.json")
+    assert config["bos_token_id"] is None and config["eos_token_id"] is None
+    assert convert(tmp_path / "ours", tmp_path / "back", "--to_hf")[0] == 0
+    assert read(tmp_path / "back" / "config.json") == read(tmp_path / "theirs" / "config.json")
 
 
 def test_a_checkpoint_without_some_of_its_body_is_refused(convert, folder, tmp_path):

@@ -94,7 +94,7 @@ def test_config_file_and_overrides(tmp_path, folder):
     assert isinstance(config, BertConfig)
     assert (config.hidden_size, config.num_hidden_layers, config.vocab_size) == (12, 1, 340)
     file.write_text("{")
-    with pytest.raises(ValueError, match="is not a JSON file"):
+    with pytest.raises(ValueError, match="is no JSON file"):
         new_config("encoder", "", tokenizer, 64, str(file))
 
 
