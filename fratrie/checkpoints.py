@@ -82,6 +82,8 @@ def read_json(path: Path) -> dict[str, Any]:
         ValueError: it holds something else.
         OSError: it cannot be read.
     """
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is no file that could be read")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:

@@ -91,3 +91,7 @@ def test_json_that_is_no_object_is_named(tmp_path):
             continue
         with pytest.raises(ValueError, match=rf"a\.json {message}"):
             read_json(path)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ValueError, match=r"a\.json is no file"):
+        read_json(path)

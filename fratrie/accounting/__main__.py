@@ -104,7 +104,7 @@ def _read_config(name: str) -> PreTrainedConfig:
     """
     path = Path(name)
     if (path.suffix == ".json" and path.is_file()) or (path / "config.json").is_file():
-        return AutoConfig.from_pretrained(path)
+        return AutoConfig.from_pretrained(path, trust_remote_code=False)
     try:
         return preset(name)
     except ValueError as error:
