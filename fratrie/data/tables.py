@@ -21,6 +21,7 @@ csv.field_size_limit(2**31 - 1)  # a cell may hold a whole book; Python takes 13
 
 _EXCEL_LINE = re.compile(r'\ufeff?"?sep=(.)"?\r?\n', re.IGNORECASE)
 _SAMPLE = 1000
+_DEEPEST = 50  # what is deeper could be parsed, but not shown or written again
 
 
 @dataclass(frozen=True)
@@ -252,10 +253,21 @@ def _json_row(line: str) -> dict[str, Any]:
 
 def _parsed(text: str) -> Any:
     """What json says; a ValueError also for what is too deep, and for a key that occurs twice."""
+    too_deep = "lists or objects are nested too deeply"
     try:
-        return json.loads(text, object_pairs_hook=_object)
+        value = json.loads(text, object_pairs_hook=_object)
     except RecursionError:
-        raise ValueError("lists or objects are nested too deeply") from None
+        raise ValueError(too_deep) from None
+    level = [value]
+    for _ in range(_DEEPEST):
+        level = [child for each in level if isinstance(each, list | dict) for child in _children(each)]
+    if level:
+        raise ValueError(too_deep)
+    return value
+
+
+def _children(value: list[Any] | dict[str, Any]) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

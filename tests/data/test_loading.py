@@ -519,6 +519,12 @@ DEEP = "[" * 100_000 + "]" * 100_000
     [
         ("a.jsonl", f'{{"text": "a", "x": {DEEP}}}', "line 1: lists or objects are nested too deeply"),
         ("a.json", f'[{{"text": {DEEP}}}]', "nested too deeply"),
+        (
+            "a.jsonl",
+            f'{{"text": "a", "labels": {"[" * 500 + "]" * 500}}}',
+            "line 1: lists or objects are nested too deeply",
+        ),
+        ("a.jsonl", '{"text": "a", "x": ' + '{"a": ' * 300 + "1" + "}" * 301, "nested too deeply"),
         ("a.jsonl", '{"text": "a", "text": "b"}', "line 1: the key 'text' occurs twice"),
         ("a.jsonl", f'{{"text": "a", "x": {"9" * 5000}}}', "line 1: Exceeds the limit"),
         ("a.csv", "text\0,labels\na,x\n", "line 1: a NUL, which no text holds"),

@@ -175,7 +175,7 @@ def test_an_unknown_name(hub, finetune, run_script, tmp_path, name):
         code, stderr = outcome[0], outcome[2]
         assert code == 2
         (line,) = [line for line in stderr.splitlines() if line.startswith("error: ")]
-        assert name.removeprefix("./") in line and "is not a folder" in line
+        assert line.startswith("error: ") and name.removeprefix("./") in line and "is not a folder" in line
 
 
 def test_an_incomplete_snapshot(hub, finetune):
