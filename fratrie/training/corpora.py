@@ -16,6 +16,8 @@ from transformers import PreTrainedTokenizerBase
 
 from fratrie.data.loading import load_texts
 
+from .tracking import pace_bars_of_datasets
+
 Rows = dict[str, list[list[int]]]
 _BUILDERS = {
     ".txt": "text",
@@ -186,6 +188,7 @@ def make_rows(dataset: AnyDataset, maker: SentenceRows | PackedRows | PlainRows,
     """Apply a row maker to all texts of `dataset`. Raises `ValueError` where no row comes of them."""
     if isinstance(dataset, datasets.IterableDataset):
         return dataset.map(maker, batched=True, remove_columns=["text"])
+    pace_bars_of_datasets()
     rows = dataset.map(maker, batched=True, remove_columns=["text"], desc=f"tokenizing {name}")
     if not len(rows):
         raise ValueError(f"the {name} texts give no token")

@@ -336,7 +336,7 @@ class _Run:
                 self._begin()
                 result = self._finish()
                 if number := self._asked_to_stop():
-                    raise Stopped(number, f"the model is saved in {self.folder}, and nothing of what follows was done")
+                    raise Stopped(number, f"the model is saved in {self.folder}, without its scores{self._way_on()}")
                 return result
         finally:
             for tracker in self.accelerator.trackers:
@@ -392,8 +392,12 @@ class _Run:
         self._save(at_least=1)
         raise Stopped(
             self._asked_to_stop(),
-            f"step {self.state.step} is saved in {self.saved}; go on with --resume_from_checkpoint last",
+            f"step {self.state.step} is saved in {self.saved}{self._way_on()}",
         )
+
+    def _way_on(self) -> str:
+        any_saved = checkpoint.list_checkpoints(self.folder)
+        return "; go on with --resume_from_checkpoint last" if any_saved else ""
 
     def _progress(self) -> tqdm:
         hidden = self.options.disable_progress or not self.accelerator.is_main_process
