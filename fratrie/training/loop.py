@@ -63,7 +63,7 @@ _FREE_OPTIONS = {
 # Free as well, unless they decide which checkpoint is the best one, and when the search for it ends.
 _CHOOSING_OPTIONS = {"eval_strategy", "eval_steps", "per_device_eval_batch_size", "early_stopping_patience"}
 # What a run, or the script around it, writes into its folder itself.
-_WRITTEN = ("config.json", "model.safetensors", "tokenizer.json", "README.md", "metrics.json", RUN_FILE)
+_WRITTEN = ("*config.json", "model*.safetensors*", "tokenizer.json", "README.md", "metrics.json")
 # Entries of a config that Hugging Face fills in when it saves or loads.
 _FREE_CONFIG = {
     *("_name_or_path", "transformers_version", "architectures", "auto_map", "dtype", "torch_dtype", "use_cache"),
@@ -180,10 +180,10 @@ def _check_nothing_is_replaced(output_dir: Path, holds_checkpoints: bool) -> Non
             f"{output_dir} holds checkpoints of an earlier run: go on with --resume_from_checkpoint last, "
             "delete them with --overwrite_output_dir, or choose another output_dir"
         )
-    for name in _WRITTEN:
-        if (output_dir / name).exists() and not (name == RUN_FILE and _is_of_a_run(output_dir / name)):
+    for path in itertools.chain.from_iterable(map(output_dir.glob, _WRITTEN)):
+        if path.name != RUN_FILE or not _is_of_a_run(path):
             raise ValueError(
-                f"{output_dir} holds {name}, which this run would replace: choose another output_dir, or say "
+                f"{output_dir} holds {path.name}, which this run would replace: choose another output_dir, or say "
                 "--overwrite_output_dir"
             )
 
