@@ -339,7 +339,7 @@ class _Run:
                     raise Stopped(number, f"the model is saved in {self.folder}, without its scores{self._way_on()}")
                 return result
         finally:
-            for tracker in self.accelerator.trackers:
+            for tracker in self.accelerator.trackers * self.has_begun:
                 tracker.finish()
 
     def _take_steps(self, progress: tqdm) -> None:
@@ -363,7 +363,6 @@ class _Run:
         """With the first step taken, what the run needs is known to be there: an earlier run may go."""
         if self.has_begun:
             return
-        self.has_begun = True
         if self.accelerator.is_main_process:
             if self.options.overwrite_output_dir and not self.saved:
                 checkpoint.remove_checkpoints(self.folder, keep_last=0)
@@ -371,6 +370,7 @@ class _Run:
                     log.unlink()
             files.write_json(self.folder / RUN_FILE, self._whole_configuration())
         self.accelerator.init_trackers("", init_kwargs={"tensorboard": {"purge_step": self.state.step + 1}})
+        self.has_begun = True
 
     def _whole_configuration(self) -> dict[str, Any]:
         return {

@@ -1,5 +1,6 @@
 import os
 import signal
+import threading
 
 import pytest
 from safetensors import SafetensorError
@@ -50,6 +51,18 @@ def test_a_signal_ends_with_one_line(capsys, name, code):
         run(lambda: os.kill(os.getpid(), number))
     assert ended.value.code == code and capsys.readouterr().err == f"stopped by {name}\n"
     assert signal.getsignal(number) is before
+
+
+def test_errors_in_threads_take_one_line(capsys):
+    def main():
+        thread = threading.Thread(target=raising(OSError(28, "No space left on device")))
+        thread.start()
+        thread.join()
+
+    before = threading.excepthook
+    run(main)
+    assert capsys.readouterr().err == "error: [Errno 28] No space left on device\n"
+    assert threading.excepthook is before
 
 
 def test_of_several_processes_the_first_speaks(capsys, monkeypatch):
