@@ -22,6 +22,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from .stopping import leave_signals_to_the_main_process
+
 Collator = Callable[[list[dict[str, Any]]], dict[str, Tensor]]
 
 
@@ -119,6 +121,7 @@ class EpochBatches:
             batch_size=None,
             collate_fn=_unchanged,
             num_workers=self.num_workers,
+            worker_init_fn=leave_signals_to_the_main_process,
         )
         step: list[MicroBatch] = []
         for micro_batch in loader:
@@ -208,7 +211,11 @@ class StreamBatches:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="'set_vital'")  # torchdata 0.11 with a newer torch
             return StatefulDataLoader(
-                self.dataset, self.shape.micro_batch_size, collate_fn=_unchanged, num_workers=self.num_workers
+                self.dataset,
+                self.shape.micro_batch_size,
+                collate_fn=_unchanged,
+                num_workers=self.num_workers,
+                worker_init_fn=leave_signals_to_the_main_process,
             )
 
     def _is_full(self, batches: list[list[dict[str, Any]]]) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from safetensors import SafetensorError
 
@@ -22,7 +24,7 @@ def run(main: Callable[[], object]) -> None:
     A signal that asks to stop ends it with one line and 128 + its number. Our own mistakes keep their traceback.
     """
     try:
-        with stopping_at_once():
+        with stopping_at_once(), _threads_that_tell_one_line():
             main()
     except Stopped as stop:
         if os.environ.get("RANK", "0") == "0":
@@ -33,6 +35,25 @@ def run(main: Callable[[], object]) -> None:
             raise
         sys.stderr.write(f"error: {reason}\n")
         sys.exit(2)
+
+
+@contextmanager
+def _threads_that_tell_one_line() -> Iterator[None]:
+    """A tracker writes its files from a thread, whose errors Python shows with all frames; the script ends by them."""
+    hook = threading.excepthook
+
+    def tell(failure: threading.ExceptHookArgs) -> None:
+        reason = _reason(failure.exc_value) if isinstance(failure.exc_value, Exception) else None
+        if reason is None:
+            hook(failure)
+        else:
+            sys.stderr.write(f"error: {reason}\n")
+
+    threading.excepthook = tell
+    try:
+        yield
+    finally:
+        threading.excepthook = hook
 
 
 def _reason(error: Exception) -> str | None:

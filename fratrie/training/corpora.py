@@ -21,6 +21,8 @@ from fratrie.data.loading import load_texts
 from fratrie.data.tables import missing_column, stream_column, table_kind
 from fratrie.data.text_files import UTF8, TextFormat, checked_lines, existing_file, open_text
 
+from .tracking import pace_bars_of_datasets
+
 logger = logging.getLogger(__name__)
 
 Rows = dict[str, list[list[int]]]
@@ -234,6 +236,7 @@ def make_rows(dataset: AnyDataset, maker: SentenceRows | PackedRows | PlainRows,
     """Apply a row maker to all texts of `dataset`. Raises `ValueError` where no row comes of them."""
     if isinstance(dataset, datasets.IterableDataset):
         return dataset.map(maker, batched=True, remove_columns=["text"])
+    pace_bars_of_datasets()
     rows = dataset.map(maker, batched=True, remove_columns=["text"], desc=f"tokenizing {name}")
     if not len(rows):
         raise ValueError(f"the {name} texts give no token")

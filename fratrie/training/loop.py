@@ -63,7 +63,7 @@ _FREE_OPTIONS = {
 # Free as well, unless they decide which checkpoint is the best one, and when the search for it ends.
 _CHOOSING_OPTIONS = {"eval_strategy", "eval_steps", "per_device_eval_batch_size", "early_stopping_patience"}
 # What a run, or the script around it, writes into its folder itself.
-_WRITTEN = ("config.json", "model.safetensors", "tokenizer.json", "README.md", "metrics.json", RUN_FILE)
+_WRITTEN = ("*config.json", "model*.safetensors*", "tokenizer.json", "README.md", "metrics.json")
 # Entries of a config that Hugging Face fills in when it saves or loads.
 _FREE_CONFIG = {
     *("_name_or_path", "transformers_version", "architectures", "auto_map", "dtype", "torch_dtype", "use_cache"),
@@ -180,10 +180,10 @@ def _check_nothing_is_replaced(output_dir: Path, holds_checkpoints: bool) -> Non
             f"{output_dir} holds checkpoints of an earlier run: go on with --resume_from_checkpoint last, "
             "delete them with --overwrite_output_dir, or choose another output_dir"
         )
-    for name in _WRITTEN:
-        if (output_dir / name).exists() and not (name == RUN_FILE and _is_of_a_run(output_dir / name)):
+    for path in itertools.chain.from_iterable(map(output_dir.glob, _WRITTEN)):
+        if path.name != RUN_FILE or not _is_of_a_run(path):
             raise ValueError(
-                f"{output_dir} holds {name}, which this run would replace: choose another output_dir, or say "
+                f"{output_dir} holds {path.name}, which this run would replace: choose another output_dir, or say "
                 "--overwrite_output_dir"
             )
 
@@ -336,10 +336,10 @@ class _Run:
                 self._begin()
                 result = self._finish()
                 if number := self._asked_to_stop():
-                    raise Stopped(number, f"the model is saved in {self.folder}, and nothing of what follows was done")
+                    raise Stopped(number, f"the model is saved in {self.folder}, without its scores{self._way_on()}")
                 return result
         finally:
-            for tracker in self.accelerator.trackers:
+            for tracker in self.accelerator.trackers * self.has_begun:
                 tracker.finish()
 
     def _take_steps(self, progress: tqdm) -> None:
@@ -363,7 +363,6 @@ class _Run:
         """With the first step taken, what the run needs is known to be there: an earlier run may go."""
         if self.has_begun:
             return
-        self.has_begun = True
         if self.accelerator.is_main_process:
             if self.options.overwrite_output_dir and not self.saved:
                 checkpoint.remove_checkpoints(self.folder, keep_last=0)
@@ -371,6 +370,7 @@ class _Run:
                     log.unlink()
             files.write_json(self.folder / RUN_FILE, self._whole_configuration())
         self.accelerator.init_trackers("", init_kwargs={"tensorboard": {"purge_step": self.state.step + 1}})
+        self.has_begun = True
 
     def _whole_configuration(self) -> dict[str, Any]:
         return {
@@ -392,8 +392,12 @@ class _Run:
         self._save(at_least=1)
         raise Stopped(
             self._asked_to_stop(),
-            f"step {self.state.step} is saved in {self.saved}; go on with --resume_from_checkpoint last",
+            f"step {self.state.step} is saved in {self.saved}{self._way_on()}",
         )
+
+    def _way_on(self) -> str:
+        any_saved = checkpoint.list_checkpoints(self.folder)
+        return "; go on with --resume_from_checkpoint last" if any_saved else ""
 
     def _progress(self) -> tqdm:
         hidden = self.options.disable_progress or not self.accelerator.is_main_process

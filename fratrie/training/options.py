@@ -131,7 +131,11 @@ class TrainingOptions:
         default=0, metadata={"help": "Stop after so many evaluations without a better metric; 0 never stops."}
     )
     overwrite_output_dir: bool = field(
-        default=False, metadata={"help": "Delete the checkpoints and logs of an earlier run in the folder."}
+        default=False,
+        metadata={
+            "help": "Replace the model in the folder, and delete the checkpoints and logs of an earlier run, once the "
+            "first step is taken."
+        },
     )
     resume_from_checkpoint: str | None = field(
         default=None, metadata={"help": "Checkpoint folder to go on from, or `last` for the newest one."}

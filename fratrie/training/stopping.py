@@ -55,9 +55,21 @@ def stopping_after_the_step() -> Iterator[StopRequest]:
         yield request
 
 
+def leave_signals_to_the_main_process(worker: int = 0) -> None:
+    """For the workers of a loader: what a terminal or a scheduler sends to all must not end them before the step.
+
+    A second SIGTERM does: so the loader ends what hangs.
+    """
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.signal(number, signal.SIG_DFL))
+
+
 def _leave(number: int, frame: FrameType | None = None) -> None:
     for other in _SIGNALS:  # while the stack unwinds, one more ends the process
         signal.signal(other, signal.SIG_DFL)
+    if hasattr(signal, "SIGCHLD"):  # at which torch raises errors about workers that the same signal has ended
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     raise Stopped(number)
 
 

@@ -2,6 +2,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from fratrie import files
 from fratrie.training import checkpoint
 
 
@@ -27,6 +28,21 @@ def test_state_that_is_damaged(tmp_path):
     (tmp_path / checkpoint.STATE_FILE).write_text("{")
     with pytest.raises(ValueError, match=r"trainer_state\.json is damaged"):
         checkpoint.load_state(tmp_path)
+
+
+def test_killed_while_deleting_leaves_no_half_that_counts(tmp_path, monkeypatch):
+    fill(tmp_path, [1, 2, 3])
+
+    def killed(path):
+        (path / checkpoint.STATE_FILE).unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(files.shutil, "rmtree", killed)
+        checkpoint.remove_checkpoints(tmp_path, keep_last=2)
+    assert [step for step, _ in checkpoint.list_checkpoints(tmp_path)] == [2, 3]
+    files.sweep(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-2", "checkpoint-3"]
 
 
 def moved(model, optimizer):
@@ -58,3 +74,21 @@ def test_optimizer_of_another_model(tmp_path):
     (tmp_path / checkpoint.OPTIMIZER_FILE).write_bytes(b"\x80\x04not safetensors")
     with pytest.raises(ValueError, match="is damaged"):
         checkpoint.load_optimizer(model, first, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("0.weight/exp_avg", torch.zeros(3), r"0.weight/exp_avg is float32 \(3,\), but the weight float32 \(3, 4\)"),
+        ("0.weight/exp_avg", torch.zeros(3, 4).half(), "is float16"),
+        ("0.bias/exp_avg_sq", None, "lacks 0.bias/exp_avg_sq"),
+    ],
+)
+def test_moments_that_do_not_fit_are_refused_by_name(tmp_path, name, value, told):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3))
+    optimizer = moved(model, torch.optim.AdamW(model.parameters()))
+    moments = checkpoint.optimizer_tensors(model, optimizer)
+    moments = {key: moment for key, moment in (moments | {name: value}).items() if moment is not None}
+    checkpoint.save_file(moments, tmp_path / checkpoint.OPTIMIZER_FILE)
+    with pytest.raises(ValueError, match=told):
+        checkpoint.load_optimizer(model, optimizer, tmp_path)

@@ -1,11 +1,12 @@
 import os
 import signal
+import threading
 
 import pytest
 from safetensors import SafetensorError
 
 from fratrie.training.cli import run
-from fratrie.training.stopping import Stopped
+from fratrie.training.stopping import Stopped, leave_signals_to_the_main_process
 
 
 def raising(error):
@@ -52,6 +53,18 @@ def test_a_signal_ends_with_one_line(capsys, name, code):
     assert signal.getsignal(number) is before
 
 
+def test_errors_in_threads_take_one_line(capsys):
+    def main():
+        thread = threading.Thread(target=raising(OSError(28, "No space left on device")))
+        thread.start()
+        thread.join()
+
+    before = threading.excepthook
+    run(main)
+    assert capsys.readouterr().err == "error: [Errno 28] No space left on device\n"
+    assert threading.excepthook is before
+
+
 def test_of_several_processes_the_first_speaks(capsys, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     with pytest.raises(SystemExit):
@@ -75,3 +88,16 @@ def test_own_mistakes_keep_their_traceback():
 def test_nothing_said_on_success(capsys):
     run(lambda: None)
     assert capsys.readouterr() == ("", "")
+
+
+def test_workers_outlive_what_a_group_of_processes_is_sent():
+    child = os.fork()
+    if child == 0:
+        leave_signals_to_the_main_process()
+        for number in (signal.SIGINT, signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+        os.write(writing := os.open(os.devnull, os.O_WRONLY), b".")  # a moment in which signals are heard
+        os.close(writing)
+        os.kill(os.getpid(), signal.SIGTERM)
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM

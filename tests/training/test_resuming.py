@@ -84,7 +84,10 @@ def test_an_earlier_run_is_not_mixed_in(tmp_path):
     assert steps_in(tmp_path) == [1]
 
 
-@pytest.mark.parametrize("name", ["README.md", "metrics.json", "tokenizer.json", "config.json", "run_config.json"])
+OF_A_MODEL = ["config.json", "model-00001-of-00002.safetensors", "tokenizer.json", "generation_config.json"]
+
+
+@pytest.mark.parametrize("name", ["README.md", "metrics.json", "run_config.json", *OF_A_MODEL])
 def test_what_lies_in_the_folder_is_not_replaced_unasked(tmp_path, name):
     (tmp_path / name).write_text("{}")
     with pytest.raises(ValueError, match=f"holds {name}, which this run would replace"):

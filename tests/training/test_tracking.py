@@ -1,8 +1,9 @@
 import sys
 
+import datasets
 import pytest
 
-from fratrie.training.tracking import Throughput, progress_bar
+from fratrie.training.tracking import Throughput, pace_bars_of_datasets, progress_bar
 
 
 class FakeClock:
@@ -59,3 +60,20 @@ def test_on_a_terminal_a_bar_moves(monkeypatch, capsys):
     with progress_bar(10, "training", hidden=True) as bar:
         bar.update(10)
     assert capsys.readouterr().err == ""
+
+
+def test_bars_of_datasets_keep_the_pace(monkeypatch, capsys):
+    monkeypatch.setattr(datasets.config, "PBAR_REFRESH_TIME_INTERVAL", 0.0)
+    rows = datasets.Dataset.from_dict({"number": list(range(300))})
+
+    def states():
+        rows.map(lambda row: {"number": row["number"] + 1}, desc="adding")
+        return capsys.readouterr().err.count("adding")
+
+    assert states() >= 2
+    pace_bars_of_datasets()
+    assert datasets.config.PBAR_REFRESH_TIME_INTERVAL == 60 and states() <= 2
+    monkeypatch.setattr(datasets.config, "PBAR_REFRESH_TIME_INTERVAL", 0.05)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    pace_bars_of_datasets()
+    assert datasets.config.PBAR_REFRESH_TIME_INTERVAL == 0.05
