@@ -74,9 +74,15 @@ class Task:
 
     @classmethod
     def from_config(cls, config: PreTrainedConfig) -> "Task":
-        """Read the task off a config; no problem type means regression for one output, else one label."""
+        """Read the task off a config; no problem type means regression for one output, else one label.
+
+        Raises:
+            ValueError: two outputs have one name.
+        """
         names = cast(dict[int, str], config.id2label)
         labels = [names[i] for i in range(len(names))]
+        if twice := next((label for label in labels if labels.count(label) > 1), None):
+            raise ValueError(f"config.json: id2label has the label {twice!r} several times: give each output its own")
         return cls(config.problem_type or (REGRESSION if len(labels) == 1 else SINGLE_LABEL), labels)
 
 

@@ -371,7 +371,6 @@ DAMAGES = {
     "negative": (change("config.json", hidden_size=-16), "cannot be converted"),
     "no heads": (change("config.json", num_attention_heads=0), "cannot be converted"),
     "label gap": (change("config.json", id2label={"0": "a", "2": "b"}), "2 labels, but none for 1, and one for 2"),
-    "label twice": (change("config.json", id2label={"0": "a", "1": "a"}), "has the label 'a' several times"),
     "labels a list": (change("config.json", id2label=["a"]), "id2label=['a'] must give a label"),
     "labels no numbers": (change("config.json", id2label={"x": "a"}), "none for 0, and one for x"),
     "generation config": (write("generation_config.json", "nope"), "generation_config.json is no JSON file"),
