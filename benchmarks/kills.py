@@ -124,14 +124,15 @@ def main() -> None:
         references: dict[str, tuple[Path, tuple[float, float]]] = {}
         while killer.counts["kills"] < arguments.kills:
             for number, kind in enumerate(RUNS):
+                left = arguments.kills - killer.counts["kills"]
+                if left <= 0:
+                    break
                 if kind not in references:
                     out = folder / f"run-{number}"
                     references[kind] = out, killer.measure(kind, out)
                     print(f"{kind}: first step, end after {references[kind][1]} seconds", flush=True)
-                left = arguments.kills - killer.counts["kills"]
-                if left > 0:
-                    killer.kill_until_done(kind, *references[kind], min(left, arguments.kills_a_run))
-                    print(f"{kind}: {dict(killer.counts)}", flush=True)
+                killer.kill_until_done(kind, *references[kind], min(left, arguments.kills_a_run))
+                print(f"{kind}: {dict(killer.counts)}", flush=True)
     wrong = ("runs with other weights", "runs with other files", "folders that stayed locked")
     raise SystemExit(int(any(killer.counts[name] for name in wrong)))
 
