@@ -156,6 +156,7 @@ class FratrieSeq2SeqModel(FratrieSeq2SeqPreTrainedModel):
             )
         elif not isinstance(encoder_outputs, BaseModelOutput):
             encoder_outputs = FratrieModelOutput(last_hidden_state=encoder_outputs[0])
+        options.pop("token_type_ids", None)  # of the input
         if use_cache is None and not self.config.use_cache:
             use_cache = False
         decoder_outputs = self.decoder(
@@ -183,13 +184,12 @@ class FratrieSeq2SeqModel(FratrieSeq2SeqPreTrainedModel):
         )
 
 
-class OutputLayer(nn.Linear):
+class BiasedOutputLayer(nn.Linear):
     """A linear map that rounds before it adds its bias, as BART and Marian do in half precision."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map `(…, D)` to `(…, V)`."""
-        product = nn.functional.linear(x, self.weight)
-        return product if self.bias is None else product + self.bias
+        return nn.functional.linear(x, self.weight) + self.bias
 
 
 class FratrieSeq2SeqForConditionalGeneration(FratrieSeq2SeqPreTrainedModel, GenerationMixin):
@@ -202,7 +202,8 @@ class FratrieSeq2SeqForConditionalGeneration(FratrieSeq2SeqPreTrainedModel, Gene
     def __init__(self, config: FratrieSeq2SeqConfig) -> None:
         super().__init__(config)
         self.model = FratrieSeq2SeqModel(config)
-        self.lm_head = OutputLayer(config.stacks[1].hidden_size, config.vocab_size, bias=config.lm_head_bias)
+        sizes = (config.stacks[1].hidden_size, config.vocab_size)
+        self.lm_head = BiasedOutputLayer(*sizes) if config.lm_head_bias else nn.Linear(*sizes, bias=False)
         self.post_init()
 
     @property

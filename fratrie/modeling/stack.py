@@ -352,7 +352,9 @@ class FratrieStack(FratriePreTrainedModel):
                 token_type_ids = torch.zeros(hidden_states.shape[:2], dtype=torch.long, device=hidden_states.device)
             hidden_states = hidden_states + self.embed_token_types(token_type_ids)
         elif token_type_ids is not None and not torch.compiler.is_compiling() and bool(token_type_ids.any()):
-            raise ValueError("token_type_ids given, but the model has none: set type_vocab_size in its configuration.")
+            raise ValueError(
+                "token_type_ids given, but the model has none: leave them out, or set type_vocab_size of an encoder."
+            )
         if self.embed_positions is not None:
             hidden_states = hidden_states + self.embed_positions(position_ids).to(hidden_states.dtype)
         return self.embedding_dropout(self.embedding_norm(hidden_states))

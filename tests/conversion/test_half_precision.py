@@ -93,3 +93,15 @@ def test_what_t5_keeps_in_float32_stays_so(tmp_path):
         assert torch.equal(loaded(ids, decoder_input_ids=ids).logits, expected)
     back = to_hf(loaded).state_dict()
     assert all(torch.equal(weight, back[name]) for name, weight in theirs.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["BartForConditionalGeneration-0", "MarianMTModel-0"])
+def test_a_grown_vocabulary_rounds_as_before(name):
+    """Hugging Face makes a new output layer for it; its own bias of the logits becomes float32 then."""
+    ours = pair(next(case for case in TRIED if case.name == name), torch.bfloat16)[1]
+    ids = torch.tensor([[5, 6, 7]])
+    with torch.no_grad():
+        before = ours(ids, decoder_input_ids=ids).logits
+        ours.resize_token_embeddings(40)
+        after = ours(ids, decoder_input_ids=ids).logits
+    assert torch.equal(after[..., :31], before) and after.shape[-1] == len(ours.lm_head.bias) == 40
