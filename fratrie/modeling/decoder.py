@@ -17,7 +17,13 @@ from transformers.utils.generic import can_return_tuple
 from .configuration import FratrieDecoderConfig
 from .heads import ClassificationHead, find_real_tokens, pool
 from .losses import sequence_classification_loss, share_of_batch, shift_labels, token_cross_entropy
-from .outputs import FratrieCausalLMOutput, FratrieModelOutput, FratrieSequenceClassifierOutput, ModelKwargs
+from .outputs import (
+    FratrieCausalLMOutput,
+    FratrieModelOutput,
+    FratrieSequenceClassifierOutput,
+    ModelKwargs,
+    refuse_foreign_arguments,
+)
 from .packing import Packing, find_packing
 from .parallel import cache_of_layers, held_layers
 from .stack import (
@@ -68,8 +74,10 @@ class FratrieDecoderModel(FratrieStack):
             was asked for.
 
         Raises:
-            ValueError: for a cache of packed rows, and for states of an encoder without cross-attention.
+            ValueError: for a cache of packed rows, for states of an encoder without cross-attention, and for arguments
+                of other models.
         """
+        refuse_foreign_arguments(self, kwargs)
         shape = input_shape(input_ids, inputs_embeds)
         inputs = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "token_type_ids": None}
         options: dict[str, Any] = {**kwargs, "return_dict": True}

@@ -135,16 +135,22 @@ class FratrieSeq2SeqModel(FratrieSeq2SeqPreTrainedModel):
             inputs_embeds, decoder_inputs_embeds: in the place of the token embeddings.
             decoder_position_ids: `(B or 1, T)`.
             use_cache: return a cache.
-            **kwargs: as for `FratrieEncoderModel`, for both stacks.
+            **kwargs: as for `FratrieEncoderModel`, for both stacks; `token_type_ids` and `position_ids` are the
+                encoder's.
 
         Returns:
             `last_hidden_state` `(B, T, D)` of the decoder, `cache`, and what was asked for of both stacks.
         """
         recorded = {name: getattr(self.config, name) for name in RECORDS if getattr(self.config, name)}
         options: dict[str, Any] = {**recorded, **kwargs, "return_dict": True}
+        of_encoder = {name: options.pop(name) for name in ("token_type_ids", "position_ids") if name in options}
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
-                input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **options
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                inputs_embeds=inputs_embeds,
+                **of_encoder,
+                **options,
             )
         elif not isinstance(encoder_outputs, BaseModelOutput):
             encoder_outputs = FratrieModelOutput(last_hidden_state=encoder_outputs[0])

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from transformers import DeepseekV3Config
+from transformers import AutoModelForCausalLM, DeepseekV3Config
 from transformers.activations import ACT2FN
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func as mixtral_balancing_loss
@@ -568,3 +568,16 @@ def test_configurations_of_the_siblings():
     for config_class in (FratrieEncoderConfig, FratrieDecoderConfig):
         assert config_class(num_experts=3).mlp_layer_types == ["sparse"] * 6
         assert config_class().mlp_layer_types == ["dense"] * 6
+
+
+def test_a_router_with_a_selection_bias_is_built_in_float32(tmp_path):
+    config = FratrieDecoderConfig(**SPARSE, router_selection_bias=True)
+    built = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    built.save_pretrained(tmp_path)
+    loaded = FratrieDecoderForCausalLM.from_pretrained(pretrained_model_name_or_path=tmp_path, dtype=torch.bfloat16)
+    for model in (built, loaded):
+        exact = {name for name, weight in model.state_dict().items() if weight.dtype == torch.float32}
+        assert exact == {name for name in model.state_dict() if "router" in name} != set()
+    weights = loaded.state_dict()
+    assert all(torch.equal(weights[name], weight) for name, weight in built.state_dict().items())
+    assert built.to(torch.bfloat16).model.layers[0].feed_forward.router.weight.dtype == torch.bfloat16
