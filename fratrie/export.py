@@ -56,6 +56,11 @@ def export_code(model: PreTrainedModel, folder: str | PathLike[str]) -> None:
         (folder / CONFIG_NAME).write_text(text, encoding="utf-8")
 
 
+def carries_code(model: Any) -> bool:
+    """Whether a model of ours was loaded from a folder with its code, or had it exported to one."""
+    return any(map(_is_ours, (vars(model.config).get("auto_map") or {}).values()))
+
+
 def require_own_class(model: Any) -> type[FratriePreTrainedModel]:
     """The class of ours that a model is of, sharded by FSDP or not.
 

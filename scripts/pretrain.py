@@ -18,7 +18,7 @@ from accelerate import Accelerator
 from torch.utils.data import Dataset
 from transformers import HfArgumentParser, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
-from fratrie.export import export_code, require_own_class
+from fratrie.export import carries_code, export_code, require_own_class
 from fratrie.training.batches import Collator
 from fratrie.training.cli import run
 from fratrie.training.corpora import make_rows, named_texts, read_texts, stream_texts
@@ -146,7 +146,7 @@ def main() -> None:
         sizes = {part: _size(part_rows) for part, part_rows in rows.items()}
         facts = _card(data, choices, options, accelerator, model, result, sizes)
         _write(Path(options.output_dir), result, facts, time.perf_counter() - started)
-        if options.export_code:
+        if options.export_code or carries_code(model):
             export_code(model, options.output_dir)
     accelerator.end_training()
 

@@ -76,7 +76,9 @@ class FratrieBaseConfig(PreTrainedConfig):
             vars(self).update(said)
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any) -> Any:
+    def from_pretrained(  # type: ignore[override]
+        cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any
+    ) -> Any:
         """Read the configuration of a checkpoint (see Hugging Face's method, and `from_dict`)."""
         name = pretrained_model_name_or_path
         return super().from_pretrained(name, **{"name_or_path": name, **kwargs})

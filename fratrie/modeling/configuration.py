@@ -119,7 +119,8 @@ class FratrieConfig(FratrieBaseConfig):
             (DeepSeek-AI 2024): number of groups, and how many of them a token may use.
         routed_scaling_factor: factor of the weights of the chosen experts.
         router_aux_loss_coef, router_z_loss_coef: weights of the load-balancing loss (Fedus et al. 2021) and of the
-            router's z loss (Zoph et al. 2022) in the training loss; by default 0.01 with sparse layers, and 0.
+            router's z loss (Zoph et al. 2022) in the training loss; by default 0.01 with sparse layers, and 0. The
+            balance is that of each batch that passes the model: smaller ones, accumulated, have a slightly other one.
         router_aux_loss_scope: balance the experts of each `"layer"`, or those of the whole `"model"` together, as
             Hugging Face's Mixtral does.
         output_router_logits: return the router logits, and add the router's losses to the loss in evaluation too.
@@ -280,7 +281,8 @@ class FratrieConfig(FratrieBaseConfig):
         return super()._from_fields({**config_dict, **changed}, **kwargs)
 
     def _in_order_of_labels(self, thresholds: dict[str, float | int]) -> list[float | int]:
-        labels = [self.id2label[index] for index in range(self.num_labels)]
+        names: dict[Any, str] = self.id2label or {}
+        labels = [names[index] for index in sorted(names)]
         unknown = sorted(thresholds.keys() - labels)
         known = ", ".join(map(repr, labels))
         require(not unknown, f"label_thresholds names {', '.join(map(repr, unknown))}, but the labels are {known}.")

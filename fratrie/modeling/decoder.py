@@ -193,11 +193,11 @@ class FratrieDecoderForCausalLM(FratriePreTrainedModel, GenerationMixin):
             inputs["attention_mask"] = mask[:, -length:].clone(memory_format=torch.contiguous_format)
         return inputs
 
-    def _prefill(self, input_ids: torch.Tensor, generation_config: GenerationConfig, *args: Any, **kwargs: Any) -> Any:
+    def _prefill(self, input_ids: Any, generation_config: GenerationConfig, *args: Any, **kwargs: Any) -> Any:
         if set(self.model.layer_types) == {"linear_attention"}:
             # In chunks, Hugging Face would ask the cache for its length, which such states do not know.
             prefill_at_once(generation_config, "a model of linear layers alone")
-        return super()._prefill(input_ids, generation_config, *args, **kwargs)
+        return super()._prefill(input_ids, generation_config, *args, **kwargs)  # type: ignore[misc]
 
     @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
     @can_return_tuple

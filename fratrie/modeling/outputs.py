@@ -1,8 +1,9 @@
 """What the models return: Hugging Face's outputs, and what a mixture of experts adds to them."""
 
 import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import torch
 from transformers.modeling_outputs import (
@@ -51,7 +52,7 @@ _HARMLESS = frozenset(
 )
 
 
-def refuse_foreign_arguments(model: object, kwargs: dict[str, Any]) -> None:
+def refuse_foreign_arguments(model: object, kwargs: Mapping[str, object]) -> None:
     """Refuse what a model does not take and would change its result elsewhere, and misspelt names.
 
     Others go on to the attention implementation, which may be one of the caller's own.

@@ -218,14 +218,13 @@ class FratrieSeq2SeqForConditionalGeneration(FratrieSeq2SeqPreTrainedModel, Gene
         generation_mode: Any,
         batch_size: int,
         max_cache_length: int,
-    ) -> None:
+    ) -> Any:
         decoder, kind = self.config.stacks[1], generation_config.cache_implementation or "dynamic"
         no_new_one = model_kwargs.get("cache") is not None or generation_config.use_cache is False
         if no_new_one or kind == "quantized" or "linear_attention" not in (decoder.layer_types or []):
-            super()._prepare_cache_for_generation(
+            return super()._prepare_cache_for_generation(  # type: ignore[misc]
                 generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
             )
-            return
         # Hugging Face lays out the cache of the encoder's states like the decoder's own, and fails at linear layers.
         own: Cache
         if kind in ALL_STATIC_CACHE_IMPLEMENTATIONS:
@@ -233,11 +232,12 @@ class FratrieSeq2SeqForConditionalGeneration(FratrieSeq2SeqPreTrainedModel, Gene
         else:
             own = DynamicCache(config=decoder, offloading="offloaded" in kind)
         model_kwargs["cache"] = EncoderDecoderCache(own, DynamicCache())
+        return None
 
-    def _prefill(self, input_ids: torch.Tensor, generation_config: GenerationConfig, *args: Any, **kwargs: Any) -> Any:
+    def _prefill(self, input_ids: Any, generation_config: GenerationConfig, *args: Any, **kwargs: Any) -> Any:
         # In chunks, Hugging Face would cut the encoder's mask to the length of the decoder's inputs.
         prefill_at_once(generation_config, "an encoder-decoder")
-        return super()._prefill(input_ids, generation_config, *args, **kwargs)
+        return super()._prefill(input_ids, generation_config, *args, **kwargs)  # type: ignore[misc]
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
         """Return the head as tied to the decoder's embedding, besides what the bare model ties."""
