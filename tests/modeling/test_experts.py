@@ -537,6 +537,22 @@ def test_micro_batches_of_equal_routing_add_up_to_the_batch(head):
     close(sum(parts), whole)
 
 
+@pytest.mark.parametrize("coefficient", [0.0, 0.01])
+def test_the_balance_alone_depends_on_how_a_batch_is_cut(coefficient):
+    model = build(FratrieDecoderForCausalLM, router_aux_loss_coef=coefficient, router_z_loss_coef=0.01).train()
+    ids = torch.randint(1, VOCAB, (6, 8), generator=torch.Generator().manual_seed(1))
+
+    def gradients(parts):
+        model.zero_grad()
+        for part in parts:
+            model(part, labels=part, num_items_in_batch=6 * 7, use_cache=False).loss.backward()
+        return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+    whole, cut = gradients([ids]), gradients(ids.split(2))
+    difference = ((whole - cut).norm() / whole.norm()).item()
+    assert difference < 1e-12 if coefficient == 0 else 1e-6 < difference < 0.1
+
+
 def test_generate_with_router_logits_asked_for_in_the_configuration():
     model = build(FratrieDecoderForCausalLM, output_router_logits=True)
     outputs = model.generate(IDS, attention_mask=MASK, max_new_tokens=3, do_sample=False)
