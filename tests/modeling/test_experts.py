@@ -550,7 +550,7 @@ def test_the_balance_alone_depends_on_how_a_batch_is_cut(coefficient):
 
     whole, cut = gradients([ids]), gradients(ids.split(2))
     difference = ((whole - cut).norm() / whole.norm()).item()
-    assert difference < 1e-12 if coefficient == 0 else 1e-6 < difference < 0.1
+    assert difference < 1e-8 if coefficient == 0 else 1e-5 < difference < 0.01
 
 
 def test_generate_with_router_logits_asked_for_in_the_configuration():
