@@ -59,6 +59,11 @@ def _with_imports(source: Path) -> list[Path]:
     return [source, *map(Path, get_relative_import_files(source))]
 
 
+def carries_code(model: Any) -> bool:
+    """Whether a model of ours was loaded from a folder with its code, or had it exported to one."""
+    return any(map(_is_ours, (vars(model.config).get("auto_map") or {}).values()))
+
+
 def require_own_class(model: Any) -> type[FratriePreTrainedModel]:
     """The class of ours that a model is of, sharded by FSDP or not.
 

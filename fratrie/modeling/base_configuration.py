@@ -6,9 +6,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.pipelines import PIPELINE_REGISTRY
-from transformers.utils import logging
+from transformers.utils import CONFIG_NAME, logging
 
 logger = logging.get_logger(__name__)
 
@@ -75,12 +76,32 @@ class FratrieBaseConfig(PreTrainedConfig):
             vars(self).update(said)
 
     @classmethod
+    def from_pretrained(  # type: ignore[override]
+        cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any
+    ) -> Any:
+        """Read the configuration of a checkpoint (see Hugging Face's method, and `from_dict`)."""
+        name = pretrained_model_name_or_path
+        return super().from_pretrained(name, **{"name_or_path": name, **kwargs})
+
+    @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """Make a configuration of saved fields (see Hugging Face's method).
 
         Raises:
-            ValueError: they are those of another family of models.
+            ValueError: they are those of another family of models; and what is wrong with those of a checkpoint, by
+                the name of its config.json.
         """
+        name = kwargs.get("name_or_path")
+        try:
+            return cls._from_fields(config_dict, **kwargs)
+        except (ValueError, StrictDataclassError) as error:
+            if name is None:
+                raise
+            file = os.path.join(name, CONFIG_NAME) if os.path.isdir(name) else f"{CONFIG_NAME} of {name}"
+            raise ValueError(f"{file}: {error}") from error
+
+    @classmethod
+    def _from_fields(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         model_type = config_dict.get("model_type") or cls.model_type
         if model_type != cls.model_type:
             raise ValueError(

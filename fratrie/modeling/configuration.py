@@ -97,7 +97,7 @@ class FratrieConfig(FratrieBaseConfig):
             default). It names the mixer of the layer.
         sliding_window: reach of the sliding layers: the last `sliding_window` tokens where causal (two at least),
             that many to each side where bidirectional. Other layers do not read it.
-        linear_chunk_size: chunk of the causal linear attention, in tokens; changes speed and memory only.
+        linear_chunk_size: longest chunk of the causal linear attention, in tokens; changes speed and memory only.
         mixer_input_norm, mixer_output_norm, feed_forward_input_norm, feed_forward_output_norm: `"layer_norm"`,
             `"rms_norm"` or `None` in the four slots of a block. `norm_slots` fills them for the usual layouts.
         first_input_norm: whether the first block, too, has the norm before its mixer; ModernBERT leaves it out, its
@@ -119,7 +119,8 @@ class FratrieConfig(FratrieBaseConfig):
             (DeepSeek-AI 2024): number of groups, and how many of them a token may use.
         routed_scaling_factor: factor of the weights of the chosen experts.
         router_aux_loss_coef, router_z_loss_coef: weights of the load-balancing loss (Fedus et al. 2021) and of the
-            router's z loss (Zoph et al. 2022) in the training loss; by default 0.01 with sparse layers, and 0.
+            router's z loss (Zoph et al. 2022) in the training loss; by default 0.01 with sparse layers, and 0. The
+            balance is that of each batch that passes the model: smaller ones, accumulated, have a slightly other one.
         router_aux_loss_scope: balance the experts of each `"layer"`, or those of the whole `"model"` together, as
             Hugging Face's Mixtral does.
         output_router_logits: return the router logits, and add the router's losses to the loss in evaluation too.
@@ -142,7 +143,7 @@ class FratrieConfig(FratrieBaseConfig):
         classifier_dropout: dropout before each of the head's layers.
         pos_weight: weight of the positives of each label in the multi-label loss.
         label_thresholds: probability above which each label is given (0.5 by default), read by the scripts and by the
-            family-relations pipeline.
+            family-relations pipeline: one a label in their order, or some by the name of their label.
         foreign_fields: of a converted model, the fields of its Hugging Face configuration that say nothing about what
             it computes, kept for the way back (`fratrie.conversion`).
     """
@@ -232,7 +233,7 @@ class FratrieConfig(FratrieBaseConfig):
     classifier_output_bias: bool = True
     classifier_dropout: float | int = 0.0
     pos_weight: list[float | int] | None = None
-    label_thresholds: list[float | int] | None = None
+    label_thresholds: list[float | int] | dict[str, float | int] | None = None
     foreign_fields: dict[str, Any] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -268,21 +269,28 @@ class FratrieConfig(FratrieBaseConfig):
         if self.router_aux_loss_coef is None:  # trl asks by it for router logits, which a dense model lacks
             self.router_aux_loss_coef = 0.01 if "sparse" in self.mlp_layer_types else 0.0
         super().__post_init__(**kwargs)
+        if isinstance(self.label_thresholds, dict):
+            self.label_thresholds = self._in_order_of_labels(self.label_thresholds)
         if not rotary:  # Hugging Face fills in a default wherever the field exists.
             self.rope_parameters = None
         self.validate_architecture()  # here, since what `strict` raises is no ValueError
 
     @classmethod
-    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Make a configuration of saved fields and changed ones (see Hugging Face's method).
-
-        Fewer `num_hidden_layers` are the first ones. Hugging Face would set what changes after the construction,
-        without the defaults that follow from it.
-        """
+    def _from_fields(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        # Fewer num_hidden_layers are the first ones. Hugging Face would set what changes after the construction,
+        # without the defaults that follow from it.
         changed = {name: kwargs.pop(name) for name in STACK_FIELDS & kwargs.keys()}
         if changed.get("num_hidden_layers") is not None:
             config_dict = first_layers(config_dict, changed["num_hidden_layers"])
-        return super().from_dict({**config_dict, **changed}, **kwargs)
+        return super()._from_fields({**config_dict, **changed}, **kwargs)
+
+    def _in_order_of_labels(self, thresholds: dict[str, float | int]) -> list[float | int]:
+        names: dict[Any, str] = self.id2label or {}
+        labels = [names[index] for index in sorted(names)]
+        unknown = sorted(thresholds.keys() - labels)
+        known = ", ".join(map(repr, labels))
+        require(not unknown, f"label_thresholds names {', '.join(map(repr, unknown))}, but the labels are {known}.")
+        return [thresholds.get(label, 0.5) for label in labels]
 
     def validate_architecture(self) -> None:
         """Refuse contradictory fields; called at construction, when a model is built, and before saving.

@@ -17,7 +17,13 @@ from transformers.utils.generic import can_return_tuple
 from .configuration import FratrieDecoderConfig
 from .heads import ClassificationHead, find_real_tokens, pool
 from .losses import sequence_classification_loss, share_of_batch, shift_labels, token_cross_entropy
-from .outputs import FratrieCausalLMOutput, FratrieModelOutput, FratrieSequenceClassifierOutput, ModelKwargs
+from .outputs import (
+    FratrieCausalLMOutput,
+    FratrieModelOutput,
+    FratrieSequenceClassifierOutput,
+    ModelKwargs,
+    refuse_foreign_arguments,
+)
 from .packing import Packing, find_packing
 from .parallel import cache_of_layers, held_layers
 from .stack import (
@@ -68,8 +74,10 @@ class FratrieDecoderModel(FratrieStack):
             was asked for.
 
         Raises:
-            ValueError: for a cache of packed rows, and for states of an encoder without cross-attention.
+            ValueError: for a cache of packed rows, for states of an encoder without cross-attention, and for arguments
+                of other models.
         """
+        refuse_foreign_arguments(self, kwargs)
         shape = input_shape(input_ids, inputs_embeds)
         options: dict[str, Any] = {**kwargs, "return_dict": True}
         types = options.pop("token_type_ids", None)  # of which tokenizers make zeros, and others are refused
@@ -186,11 +194,11 @@ class FratrieDecoderForCausalLM(FratriePreTrainedModel, GenerationMixin):
             inputs["attention_mask"] = mask[:, -length:].clone(memory_format=torch.contiguous_format)
         return inputs
 
-    def _prefill(self, input_ids: torch.Tensor, generation_config: GenerationConfig, *args: Any, **kwargs: Any) -> Any:
+    def _prefill(self, input_ids: Any, generation_config: GenerationConfig, *args: Any, **kwargs: Any) -> Any:
         if set(self.model.layer_types) == {"linear_attention"}:
             # In chunks, Hugging Face would ask the cache for its length, which such states do not know.
             prefill_at_once(generation_config, "a model of linear layers alone")
-        return super()._prefill(input_ids, generation_config, *args, **kwargs)
+        return super()._prefill(input_ids, generation_config, *args, **kwargs)  # type: ignore[misc]
 
     @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
     @can_return_tuple

@@ -21,6 +21,7 @@ from .outputs import (
     FratrieSequenceClassifierOutput,
     FratrieTokenClassifierOutput,
     ModelKwargs,
+    refuse_foreign_arguments,
 )
 from .stack import FratriePreTrainedModel, FratrieStack, input_shape
 
@@ -64,8 +65,10 @@ class FratrieEncoderModel(FratrieStack):
             states are those of the graph, padding included.
 
         Raises:
-            ValueError: for no input or several, and for pixels that the model does not read.
+            ValueError: for no input or several, for pixels that the model does not read, and for arguments of other
+                models.
         """
+        refuse_foreign_arguments(self, kwargs)
         if pixel_values is not None:
             if not self.config.patch_size:
                 raise ValueError("pixel_values given to a model of texts: set patch_size in its configuration.")

@@ -1,7 +1,8 @@
 """The training losses: each is a sum over real targets divided by their number.
 
 The number is that of the batch, or `num_items_in_batch`, that of a global batch of which this one is a part: so
-neither micro-batches, nor packing, nor the number of processes change the loss.
+neither micro-batches, nor packing, nor the number of processes change the loss. The balancing loss of experts is the
+exception: a product of means over each micro-batch, of which the mean is taken (see `share_of_batch`).
 
 Shapes: B batch, T positions, V vocabulary, M labels.
 """

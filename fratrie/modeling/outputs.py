@@ -1,5 +1,7 @@
 """What the models return: Hugging Face's outputs, and what a mixture of experts adds to them."""
 
+import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -28,6 +30,46 @@ class ModelKwargs(TypedDict, total=False):
     max_length_k: int | None
     seq_idx: torch.Tensor | None
     shift_labels: torch.Tensor | None
+
+
+# What some model of ours or of Hugging Face takes, and what it does there.
+_ELSEWHERE = frozenset(
+    {
+        *("input_ids", "inputs_embeds", "attention_mask", "position_ids", "token_type_ids", "pixel_values"),
+        *("encoder_attention_mask", "encoder_outputs", "cache", "past_key_values"),
+        *("decoder_input_ids", "decoder_attention_mask", "decoder_inputs_embeds", "decoder_position_ids"),
+        *("head_mask", "decoder_head_mask", "cross_attn_head_mask", "global_attention_mask", "bool_masked_pos"),
+        *("interpolate_pos_encoding", "labels", "cu_seq_lens_q", "output_hidden_states", "output_attentions"),
+        *("output_router_logits", "return_dict", "use_cache", "num_items_in_batch", "logits_to_keep"),
+    }
+)
+# What callers give to every model, and what changes no state.
+_HARMLESS = frozenset(
+    {
+        *ModelKwargs.__annotations__,
+        *("output_router_logits", "labels", "num_items_in_batch", "logits_to_keep", "use_cache", "return_loss"),
+    }
+)
+
+
+def refuse_foreign_arguments(model: object, kwargs: Mapping[str, object]) -> None:
+    """Refuse what a model does not take and would change its result elsewhere, and misspelt names.
+
+    Others go on to the attention implementation, which may be one of the caller's own.
+
+    Raises:
+        ValueError: with the name, and the closest one.
+    """
+    if torch.compiler.is_compiling():
+        return
+    for name in kwargs.keys() - _HARMLESS:
+        if kwargs[name] is None:
+            continue
+        close = difflib.get_close_matches(name, _ELSEWHERE, n=1, cutoff=0.8)
+        if name in _ELSEWHERE:
+            raise ValueError(f"{type(model).__name__} takes no {name}: leave it out.")
+        if close:
+            raise ValueError(f"{type(model).__name__} takes no {name}: did you mean {close[0]}?")
 
 
 @dataclass

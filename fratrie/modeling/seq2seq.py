@@ -135,7 +135,8 @@ class FratrieSeq2SeqModel(FratrieSeq2SeqPreTrainedModel):
             inputs_embeds, decoder_inputs_embeds: in the place of the token embeddings.
             decoder_position_ids: `(B or 1, T)`.
             use_cache: return a cache.
-            **kwargs: as for `FratrieEncoderModel`, for both stacks.
+            **kwargs: as for `FratrieEncoderModel`, for both stacks; `token_type_ids` and `position_ids` are the
+                encoder's.
 
         Returns:
             `last_hidden_state` `(B, T, D)` of the decoder, `cache`, and what was asked for of both stacks.
@@ -150,9 +151,14 @@ class FratrieSeq2SeqModel(FratrieSeq2SeqPreTrainedModel):
             )
         recorded = {name: getattr(self.config, name) for name in RECORDS if getattr(self.config, name)}
         options: dict[str, Any] = {**recorded, **kwargs, "return_dict": True}
+        of_encoder = {name: options.pop(name) for name in ("token_type_ids", "position_ids") if name in options}
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
-                input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **options
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                inputs_embeds=inputs_embeds,
+                **of_encoder,
+                **options,
             )
         elif not isinstance(encoder_outputs, BaseModelOutput):
             encoder_outputs = FratrieModelOutput(last_hidden_state=encoder_outputs[0])
@@ -230,14 +236,13 @@ class FratrieSeq2SeqForConditionalGeneration(FratrieSeq2SeqPreTrainedModel, Gene
         generation_mode: Any,
         batch_size: int,
         max_cache_length: int,
-    ) -> None:
+    ) -> Any:
         decoder, kind = self.config.stacks[1], generation_config.cache_implementation or "dynamic"
         no_new_one = model_kwargs.get("cache") is not None or generation_config.use_cache is False
         if no_new_one or kind == "quantized" or "linear_attention" not in (decoder.layer_types or []):
-            super()._prepare_cache_for_generation(
+            return super()._prepare_cache_for_generation(  # type: ignore[misc]
                 generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
             )
-            return
         # Hugging Face lays out the cache of the encoder's states like the decoder's own, and fails at linear layers.
         own: Cache
         if kind in ALL_STATIC_CACHE_IMPLEMENTATIONS:
@@ -245,11 +250,12 @@ class FratrieSeq2SeqForConditionalGeneration(FratrieSeq2SeqPreTrainedModel, Gene
         else:
             own = DynamicCache(config=decoder, offloading="offloaded" in kind)
         model_kwargs["cache"] = EncoderDecoderCache(own, DynamicCache())
+        return None
 
-    def _prefill(self, input_ids: torch.Tensor, generation_config: GenerationConfig, *args: Any, **kwargs: Any) -> Any:
+    def _prefill(self, input_ids: Any, generation_config: GenerationConfig, *args: Any, **kwargs: Any) -> Any:
         # In chunks, Hugging Face would cut the encoder's mask to the length of the decoder's inputs.
         prefill_at_once(generation_config, "an encoder-decoder")
-        return super()._prefill(input_ids, generation_config, *args, **kwargs)
+        return super()._prefill(input_ids, generation_config, *args, **kwargs)  # type: ignore[misc]
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
         """Return the head as tied to the decoder's embedding, besides what the bare model ties."""

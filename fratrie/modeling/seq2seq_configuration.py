@@ -90,13 +90,12 @@ class FratrieSeq2SeqConfig(FratrieBaseConfig):
         self.validate_architecture()
 
     @classmethod
-    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Make a configuration of saved fields and changed ones (see `FratrieConfig.from_dict`)."""
+    def _from_fields(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         number = kwargs.pop("num_hidden_layers", None)
         if number is not None:
             stacks = {name: first_layers(config_dict.get(name) or {}, number) for name in ("encoder", "decoder")}
             config_dict = {**config_dict, **stacks}
-        return super().from_dict(config_dict, **kwargs)
+        return super()._from_fields(config_dict, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name in _STACK_SIZES:

@@ -421,6 +421,10 @@ class FratrieStack(FratriePreTrainedModel):
     ) -> Any:
         """The mask of a layer type in the form that the attention implementation takes."""
         if isinstance(attention_mask, dict):
+            if layer_type not in attention_mask:
+                raise ValueError(
+                    f"attention_mask has {sorted(attention_mask)}, but no mask of {layer_type!r}: add it."
+                )
             return attention_mask[layer_type]
         require_mask_function(self.config, attention_mask)
         if isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 4:

@@ -1,5 +1,7 @@
 """The training loop over Accelerate: one exact loss whatever the batching, exact resume, best checkpoint.
 
+Of the balancing loss of experts alone the batching changes a little (see `objective`).
+
 `train` runs on any Hugging Face model that returns a loss; `TrainingOptions` are the options that every
 training script shares, and `create_accelerator` opens the processes and trackers.
 """

@@ -1,4 +1,7 @@
-"""One definition of the loss: the sum over real targets divided by their count, however the rows are cut."""
+"""One definition of the loss: the sum over real targets divided by their count, however the rows are cut.
+
+The balancing loss of experts, which a model adds by itself, is that of each micro-batch: of it the mean is taken.
+"""
 
 from __future__ import annotations
 

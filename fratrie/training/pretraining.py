@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -176,6 +177,16 @@ def check_fit(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, block_
         raise ValueError(f"block_size={block_size} is more than the {limit} positions of the model")
 
 
+def _require_words(tokenizer: PreTrainedTokenizerBase) -> None:
+    # Hugging Face takes tokens without a gap between them for one word, so spaces must not belong to any.
+    offsets = tokenizer("un mot", add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+    if all(start == end for (_, end), (start, _) in pairwise(offsets)):
+        raise ValueError(
+            "whole_words=True: the spaces are tokens of this tokenizer, or parts of them, so that a text would count "
+            "as one word and be masked all or not at all: leave it out, or train a byte-level tokenizer"
+        )
+
+
 def rows_and_collator(
     objective: ObjectiveName, tokenizer: PreTrainedTokenizerBase, block_size: int, corruption: Corruption
 ) -> tuple[SentenceRows | PackedRows | PlainRows, Collator]:
@@ -191,6 +202,8 @@ def rows_and_collator(
     if not 0 < corruption.share < 1:
         raise ValueError(f"mask_probability={corruption.share} must lie between 0 and 1")
     whole = corruption.whole_words
+    if whole:
+        _require_words(tokenizer)
     masked, random = (1.0, 0.0) if whole else (0.8, 0.1)
     masking = MaskingCollator(tokenizer, True, whole, corruption.share, masked, random)
     return SentenceRows(tokenizer, block_size, word_offsets=whole), masking

@@ -23,6 +23,7 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 import fratrie
 from fratrie.data import LABELS
+from fratrie.export import carries_code
 from fratrie.tokenization import train_byte_level_bpe, with_sibling
 
 TEXT = "Je m'entends bien avec ma mère."
@@ -230,6 +231,18 @@ def test_a_folder_holds_code_only_where_it_was_exported(tmp_path):
     # … and keep it where it lies.
     loaded.save_pretrained(exported)
     assert read_files(exported) == files
+
+
+def test_a_model_knows_whether_it_was_loaded_from_a_folder_with_code(tmp_path):
+    model = case_of("encoder").build()
+    model.save_pretrained(tmp_path / "plain")
+    loaded = type(model).from_pretrained(tmp_path / "plain")
+    assert not carries_code(model) and not carries_code(loaded)
+    exported = save_with_code(model, tmp_path / "exported")
+    classifier = fratrie.FratrieEncoderForSequenceClassification.from_pretrained(exported)
+    assert carries_code(model) and carries_code(classifier)
+    save_with_code(classifier, tmp_path / "again")  # as the scripts do with what they trained
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["auto_map"] == classifier.config.auto_map
 
 
 def test_with_fratrie_its_own_class_loads_the_folder(tmp_path, tokenizers):

@@ -721,7 +721,28 @@ def test_documentation_names_every_field():
         assert name in FratrieSeq2SeqConfig.__doc__, name
 
 
-def test_whole_numbers_are_weights_and_thresholds_too(tmp_path):
-    FratrieEncoderConfig(num_labels=2, pos_weight=[2, 1.5], label_thresholds=[0, 1]).save_pretrained(tmp_path)
-    read = FratrieEncoderConfig.from_pretrained(tmp_path)
-    assert (read.pos_weight, read.label_thresholds) == ([2, 1.5], [0, 1])
+def test_thresholds_may_be_whole_numbers_or_given_by_label(tmp_path):
+    labels = {"id2label": {0: "joie", 1: "peur", 2: "fierté"}}
+    config = FratrieEncoderConfig(**labels, label_thresholds={"fierté": 1, "joie": 0.25}, pos_weight=[2, 1, 3])
+    assert config.label_thresholds == [0.25, 0.5, 1] and config.pos_weight == [2, 1, 3]
+    config.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["label_thresholds"] == [0.25, 0.5, 1]
+    assert FratrieEncoderConfig.from_pretrained(tmp_path).label_thresholds == [0.25, 0.5, 1]
+    changed = FratrieEncoderConfig.from_pretrained(tmp_path, label_thresholds={"peur": 0})
+    assert changed.label_thresholds == [0.5, 0, 0.5]
+    with pytest.raises(ValueError, match=r"label_thresholds names 'colère', but the labels are 'joie', 'peur'"):
+        FratrieEncoderConfig(**labels, label_thresholds={"colère": 0.5, "joie": 0.5})
+    with pytest.raises(ValueError, match=r"label_thresholds=\[2, 0.5, 0.5\] must lie in"):
+        FratrieEncoderConfig(**labels, label_thresholds={"joie": 2})
+
+
+@pytest.mark.parametrize("config_class", [FratrieEncoderConfig, FratrieDecoderConfig, FratrieSeq2SeqConfig])
+@pytest.mark.parametrize("fields", [{"hiden_size": 3}, {"vocab_size": "many"}, {"initializer_range": "few"}], ids=str)
+def test_what_is_wrong_in_a_config_file_is_said_of_that_file(config_class, fields, tmp_path):
+    config_class().save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+    for load in (config_class.from_pretrained, AutoConfig.from_pretrained):
+        with pytest.raises(ValueError, match=r"hiden_size|vocab_size|initializer_range") as error:
+            load(tmp_path)
+        assert str(error.value).startswith(f"{file}: ")

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from transformers import DeepseekV3Config
+from transformers import AutoModelForCausalLM, DeepseekV3Config
 from transformers.activations import ACT2FN
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func as mixtral_balancing_loss
@@ -537,6 +537,22 @@ def test_micro_batches_of_equal_routing_add_up_to_the_batch(head):
     close(sum(parts), whole)
 
 
+@pytest.mark.parametrize("coefficient", [0.0, 0.01])
+def test_the_balance_alone_depends_on_how_a_batch_is_cut(coefficient):
+    model = build(FratrieDecoderForCausalLM, router_aux_loss_coef=coefficient, router_z_loss_coef=0.01).train()
+    ids = torch.randint(1, VOCAB, (6, 8), generator=torch.Generator().manual_seed(1))
+
+    def gradients(parts):
+        model.zero_grad()
+        for part in parts:
+            model(part, labels=part, num_items_in_batch=6 * 7, use_cache=False).loss.backward()
+        return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+    whole, cut = gradients([ids]), gradients(ids.split(2))
+    difference = ((whole - cut).norm() / whole.norm()).item()
+    assert difference < 1e-8 if coefficient == 0 else 1e-5 < difference < 0.01
+
+
 def test_generate_with_router_logits_asked_for_in_the_configuration():
     model = build(FratrieDecoderForCausalLM, output_router_logits=True)
     outputs = model.generate(IDS, attention_mask=MASK, max_new_tokens=3, do_sample=False)
@@ -568,3 +584,16 @@ def test_configurations_of_the_siblings():
     for config_class in (FratrieEncoderConfig, FratrieDecoderConfig):
         assert config_class(num_experts=3).mlp_layer_types == ["sparse"] * 6
         assert config_class().mlp_layer_types == ["dense"] * 6
+
+
+def test_a_router_with_a_selection_bias_is_built_in_float32(tmp_path):
+    config = FratrieDecoderConfig(**SPARSE, router_selection_bias=True)
+    built = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    built.save_pretrained(tmp_path)
+    loaded = FratrieDecoderForCausalLM.from_pretrained(pretrained_model_name_or_path=tmp_path, dtype=torch.bfloat16)
+    for model in (built, loaded):
+        exact = {name for name, weight in model.state_dict().items() if weight.dtype == torch.float32}
+        assert exact == {name for name in model.state_dict() if "router" in name} != set()
+    weights = loaded.state_dict()
+    assert all(torch.equal(weights[name], weight) for name, weight in built.state_dict().items())
+    assert built.to(torch.bfloat16).model.layers[0].feed_forward.router.weight.dtype == torch.bfloat16

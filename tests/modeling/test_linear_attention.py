@@ -1,9 +1,12 @@
 """Linear attention beyond the mixers' contract: its feature map, its chunks, its state of constant size."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._dynamo.testing import CompileCounter
 from transformers.cache_utils import DynamicCache
 
 from fratrie import FratrieDecoderConfig, FratrieDecoderForCausalLM, FratrieDecoderModel
@@ -30,10 +33,38 @@ def close(actual, expected, tolerance=1e-10):
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
-def test_feature_map_is_elu_plus_one():
-    x = torch.tensor([-30.0, -1.0, 0.0, 2.5], dtype=torch.float64)
-    close(feature_map(x), torch.tensor([-30.0, -1.0, 0.0, 0.0], dtype=torch.float64).exp() + x.clamp_min(0))
-    assert (feature_map(x) > 0).all()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_feature_map_is_elu_plus_one_to_the_last_digits(dtype):
+    numbers = [-80.0, -17.0, -14.0, -1.0, -1e-8, 0.0, 2.5, 1e3, 1e30]
+    x = torch.tensor(numbers, dtype=dtype, requires_grad=True)
+    found = feature_map(x)
+    found.sum().backward()
+    exact = torch.tensor([math.exp(number) if number < 0 else number + 1 for number in numbers], dtype=dtype)
+    slope = torch.tensor([math.exp(min(number, 0)) for number in numbers], dtype=dtype)
+    torch.testing.assert_close(found, exact, rtol=4 * torch.finfo(dtype).eps, atol=0)
+    torch.testing.assert_close(x.grad, slope, rtol=4 * torch.finfo(dtype).eps, atol=0)
+
+
+def test_one_compiled_graph_serves_every_length():
+    torch._dynamo.reset()
+    mixer, graphs = build(dtype=torch.float32, linear_chunk_size=4).layers[0].mixer, CompileCounter()
+    compiled = torch.compile(mixer.attend, backend=graphs, dynamic=True, fullgraph=True)
+    for length in (9, 2, 3, 4, 8, 12, 30):  # fewer than a chunk, whole chunks, and a rest
+        inputs = [torch.randn(2, heads, length, 4) for heads in (4, 2, 2)]
+        close(compiled(*inputs, None, None)[0], mixer.attend(*inputs, None, None)[0], 1e-6)
+    assert graphs.frame_count == 1
+
+
+@torch.no_grad()
+def test_an_exported_graph_takes_every_length():
+    model = build(dtype=torch.float32, linear_chunk_size=4, num_hidden_layers=1, layer_types=["linear_attention"])
+    ids, sizes = torch.ones(2, 6, dtype=torch.long), {"batch": torch.export.Dim.AUTO, "length": torch.export.Dim.AUTO}
+    shapes = {"input_ids": {0: sizes["batch"], 1: sizes["length"]}, "use_cache": None}
+    inputs = {"input_ids": ids, "use_cache": False}
+    exported = torch.export.export(model, (), inputs, dynamic_shapes=shapes, strict=False).module()
+    for length in (2, 4, 19):
+        inputs["input_ids"] = torch.arange(3 * length).view(3, length) % 29 + 1
+        close(exported(**inputs).last_hidden_state, model(**inputs).last_hidden_state, 1e-5)
 
 
 @settings(max_examples=25, deadline=None)

@@ -517,3 +517,33 @@ def test_sliding_layers_of_both_caches_belong_to_the_decoders_own_attention():
     assert decoder.layer_types == [SLIDING, SLIDING]
     assert all(layer.keys.shape[2] == decoder.sliding_window - 1 for layer in cache.self_attention_cache.layers)
     assert all(layer.keys.shape[2] == 9 for layer in cache.cross_attention_cache.layers)
+
+
+@pytest.mark.parametrize("sibling", [DECODER, SEQ2SEQ])
+@pytest.mark.parametrize("name", ["default", "linear", "all_mixers"])
+@torch.no_grad()
+def test_a_prompt_read_in_chunks_gives_the_same_text(sibling, name):
+    model, ids = case_of(sibling, name).build(), torch.randint(3, 71, (2, 7))
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1] * 7])
+    options = {"attention_mask": mask, "max_new_tokens": 4, "do_sample": False, "eos_token_id": None}
+    if sibling == SEQ2SEQ:
+        options["decoder_input_ids"] = ids[:, :5]
+    chunked = model.generate(ids, prefill_chunk_size=2, **options)
+    assert torch.equal(chunked, model.generate(ids, use_cache=False, **options))
+
+
+@torch.no_grad()
+def test_linear_layers_of_an_encoder_decoder_generate_compiled():
+    model = case_of(SEQ2SEQ, "linear").build(num_hidden_layers=1, layer_types=["linear_attention"])
+    ids = torch.randint(3, 71, (2, 6))
+    options = {"max_new_tokens": 3, "do_sample": False, "eos_token_id": None, "attention_mask": torch.ones_like(ids)}
+    expected = model.generate(ids, use_cache=False, **options)
+    torch._dynamo.reset()
+    model.forward = torch.compile(model.forward, backend="eager", fullgraph=True)
+    assert torch.equal(model.generate(ids, **options, cache_implementation="static"), expected)
+
+
+def test_the_encoder_of_another_modality_is_the_model_itself():
+    model = case_of(SEQ2SEQ).build()
+    assert model.get_encoder() is model.model.encoder and model.get_decoder() is model.model.decoder
+    assert model.get_encoder(modality="image") is model and model.model.get_encoder(modality="audio") is model.model

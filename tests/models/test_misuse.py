@@ -1,5 +1,7 @@
 """What a user does by mistake is refused where it is done, with the way out, not computed silently."""
 
+import re
+
 import pytest
 import torch
 from combinations import (
@@ -266,3 +268,69 @@ def test_fields_given_at_loading_get_their_defaults_as_at_construction(tmp_path)
         type(whole).from_pretrained(tmp_path, num_hidden_layers=3)
     with pytest.raises(ValueError, match=r"num_experts=4.*mlp_layer_types"):
         type(whole).from_pretrained(tmp_path, num_experts=4)
+
+
+@pytest.mark.parametrize("sibling", SIBLINGS)
+@pytest.mark.parametrize("shape", [(0, 4), (2, 0), (0, 0)])
+@pytest.mark.parametrize("combination", ["default", "linear"])
+def test_a_batch_without_tokens_is_refused(sibling, shape, combination):
+    for head in HEADS[sibling]:
+        model, ids = case_of(sibling, combination).build(head), torch.zeros(shape, dtype=torch.long)
+        given = {"decoder_input_ids": ids} if sibling == SEQ2SEQ else {}
+        with pytest.raises(ValueError, match=re.escape(f"{shape} hold no token")):
+            model(ids, attention_mask=ids, **given)
+
+
+@pytest.mark.parametrize("combination", ["default", "linear", "linear_full"])
+@pytest.mark.parametrize("positions", [None, torch.tensor([[6, 7, 8]])])
+@torch.no_grad()
+def test_a_mask_that_does_not_fit_beside_a_cache_is_refused(combination, positions):
+    model, ids = case_of(DECODER, combination).build(), torch.randint(3, 71, (2, 9))
+    for shape in [(2, 2), (1, 9)] + ([] if combination == "linear" else [(2, 4), (2, 12)]):
+        cache = model(ids[:, :6], use_cache=True).cache
+        with pytest.raises(ValueError, match=r"attention_mask of shape .* does not fit inputs of shape \(2, 3\)"):
+            model(ids[:, 6:], cache=cache, attention_mask=torch.ones(shape, dtype=torch.long), position_ids=positions)
+    cache = model(ids[:, :6], use_cache=True).cache
+    given = {"attention_mask": torch.ones(2, 9, dtype=torch.long), "position_ids": positions}
+    found = model(ids[:, 6:], cache=cache, **given).logits
+    torch.testing.assert_close(found, model(ids, use_cache=False).logits[:, 6:], rtol=1e-4, atol=1e-4)
+
+
+def test_masks_by_layer_type_that_lack_one_are_refused():
+    with pytest.raises(ValueError, match=r"\['full_attention'\], but no mask of 'linear_attention'"):
+        case_of(DECODER, "linear_full").build()(torch.ones(1, 3, dtype=torch.long), attention_mask={FULL: None})
+
+
+FOREIGN = {
+    **dict.fromkeys(("bool_masked_pos", "head_mask", "global_attention_mask", "past_key_value"), SIBLINGS),
+    **dict.fromkeys(("attention_masks", "position_id", "inputs_embed", "label", "lables"), SIBLINGS),
+    "token_type_ids": (DECODER,),
+    "decoder_input_ids": (ENCODER, DECODER),
+    "cache": (ENCODER,),
+    "encoder_outputs": (ENCODER, DECODER),
+}
+
+
+@pytest.mark.parametrize("sibling", SIBLINGS)
+@torch.no_grad()
+def test_arguments_of_other_models_and_misspelt_ones_are_refused_by_name(sibling):
+    inputs = padded_inputs(sibling)
+    for head in HEADS[sibling]:
+        model = case_of(sibling).build(head)
+        expected = model(**inputs)[0]
+        for name in (name for name, siblings in FOREIGN.items() if sibling in siblings):
+            with pytest.raises(ValueError, match=f"takes no {name}: (leave it out|did you mean)"):
+                model(**inputs, **{name: inputs["attention_mask"]})
+            assert torch.equal(model(**inputs, **{name: None})[0], expected)
+        for name in ("num_items_in_batch", "return_loss", "of_my_kernel", "write_index", "logits_indices"):
+            assert torch.equal(model(**inputs, **{name: 1})[0], expected)
+
+
+@torch.no_grad()
+def test_token_types_of_an_encoder_decoder_are_the_encoders():
+    model, inputs = case_of(SEQ2SEQ, "unequal_stacks").build(), padded_inputs(SEQ2SEQ)
+    types = torch.ones_like(inputs["input_ids"])
+    encoded = model.get_encoder()(inputs["input_ids"], inputs["attention_mask"], token_type_ids=types)
+    expected = model(**inputs, encoder_outputs=encoded).logits
+    assert torch.equal(model(**inputs, token_type_ids=types).logits, expected)
+    assert not torch.allclose(model(**inputs).logits, expected)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, BertConfig, PreTrainedTokenizerFast
 
-from fratrie.tokenization import train_byte_level_bpe
+from fratrie.tokenization import train_byte_level_bpe, train_character_tokenizer
 from fratrie.training.objective import Objective
 from fratrie.training.pretraining import (
     Corruption,
@@ -26,6 +26,15 @@ def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("tokenizer")
     train_byte_level_bpe(TEXTS * 3, vocab_size=340, sibling="seq2seq", show_progress=False).save_pretrained(path)
     return str(path)
+
+
+def test_whole_words_are_refused_where_a_tokenizer_has_none(folder):
+    characters = train_character_tokenizer(TEXTS, sibling="encoder")
+    whole = Corruption(0.15, whole_words=True)
+    with pytest.raises(ValueError, match="whole_words=True: the spaces are tokens"):
+        rows_and_collator("mlm", characters, 16, whole)
+    rows_and_collator("mlm", characters, 16, Corruption(0.15))
+    rows_and_collator("mlm", AutoTokenizer.from_pretrained(folder), 16, whole)
 
 
 @pytest.mark.parametrize(
