@@ -66,4 +66,6 @@ def _reason(error: Exception) -> str | None:
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
         return None if package == "fratrie" else f"the package {package} is missing: install it with pip ({text})"
+    if isinstance(error, OSError) and error.strerror and error.filename is None:
+        return error.strerror  # without «[Errno 28]»
     return text if isinstance(error, _USER_ERRORS) else None

@@ -61,7 +61,7 @@ def test_errors_in_threads_take_one_line(capsys):
 
     before = threading.excepthook
     run(main)
-    assert capsys.readouterr().err == "error: [Errno 28] No space left on device\n"
+    assert capsys.readouterr().err == "error: No space left on device\n"
     assert threading.excepthook is before
 
 
