@@ -2,6 +2,8 @@
 
 import difflib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -80,8 +82,10 @@ class FratrieBaseConfig(PreTrainedConfig):
         cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any
     ) -> Any:
         """Read the configuration of a checkpoint (see Hugging Face's method, and `from_dict`)."""
-        name = pretrained_model_name_or_path
-        return super().from_pretrained(name, **{"name_or_path": name, **kwargs})
+        # `AutoConfig` calls `from_dict` itself, and tells it the name.
+        place = None if "name_or_path" in kwargs else pretrained_model_name_or_path
+        with _errors_name_the_file(place):
+            return super().from_pretrained(pretrained_model_name_or_path, **kwargs)
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
@@ -91,14 +95,8 @@ class FratrieBaseConfig(PreTrainedConfig):
             ValueError: they are those of another family of models; and what is wrong with those of a checkpoint, by
                 the name of its config.json.
         """
-        name = kwargs.get("name_or_path")
-        try:
+        with _errors_name_the_file(kwargs.get("name_or_path")):
             return cls._from_fields(config_dict, **kwargs)
-        except (ValueError, StrictDataclassError) as error:
-            if name is None:
-                raise
-            file = os.path.join(name, CONFIG_NAME) if os.path.isdir(name) else f"{CONFIG_NAME} of {name}"
-            raise ValueError(f"{file}: {error}") from error
 
     @classmethod
     def _from_fields(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
@@ -113,6 +111,18 @@ class FratrieBaseConfig(PreTrainedConfig):
     def to_dict(self) -> dict[str, Any]:
         """Return the fields (see Hugging Face's method), without attributes that are none."""
         return without_unknown_fields(self, super().to_dict())
+
+
+@contextmanager
+def _errors_name_the_file(name: str | os.PathLike[str] | None) -> Iterator[None]:
+    """Begin what is wrong with a configuration by the config.json of the checkpoint `name`, if it is known."""
+    try:
+        yield
+    except (ValueError, StrictDataclassError) as error:
+        if name is None:
+            raise
+        file = os.path.join(name, CONFIG_NAME) if os.path.isdir(name) else f"{CONFIG_NAME} of {name}"
+        raise ValueError(f"{file}: {error}") from error
 
 
 class _CarriedPipelines(dict[str, Any]):

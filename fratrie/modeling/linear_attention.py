@@ -22,6 +22,16 @@ def feature_map(x: torch.Tensor) -> torch.Tensor:
     return torch.where(x > 0, x + 1, x.clamp_max(0).exp())
 
 
+def chunks_of(length: int, most: int) -> tuple[int, int]:
+    """Into how many chunks of which size, `most` at the most, the causal form cuts a text.
+
+    There are always two or more, and some padding behind the last: torch compiles other graphs for sizes of one and of
+    none.
+    """
+    number = length // most + 2
+    return number, length // number + 1
+
+
 class LinearAttention(Mixer):
     """Linear attention, bidirectional or causal in chunks; its cache is a state of constant size."""
 
@@ -91,12 +101,10 @@ class LinearAttention(Mixer):
     ) -> torch.Tensor:
         """Sums over the past: within a chunk by masked scores, of earlier chunks by the state before it.
 
-        All chunks are computed at once, so that one compiled graph serves every length. For the same reason there are
-        always two or more, and some padding behind the last: torch makes other graphs for sizes of one and for none.
+        All chunks are computed at once, so that one compiled graph serves every length.
         """
         length = key_BHTC.shape[2]
-        number = length // self.config.linear_chunk_size + 2
-        size = length // number + 1
+        number, size = chunks_of(length, self.config.linear_chunk_size)
         if torch.compiler.is_exporting():  # which cannot tell that this many chunks of this size are enough
             number, size = 1, length
         query, key, value = (

@@ -376,10 +376,10 @@ def test_a_tokenizer_that_cannot_be_is_named(classifier_folder, monkeypatch, cha
     assert sys.stdin.read() == "y\n"
 
 
-def test_errors_of_the_config_name_it_where_the_tokenizer_needs_it(classifier_folder):
+def test_errors_of_the_config_name_it_where_a_tokenizer_would_do_without(classifier_folder):
     edit(classifier_folder / "config.json", hidden_size="wide")
     with pytest.raises(ValueError, match=r"config\.json: .*hidden_size"):
-        load_tokenizer(classifier_folder)
+        load_classifier(classifier_folder)
 
 
 def test_a_package_that_a_tokenizer_needs_is_named(tmp_path, monkeypatch):

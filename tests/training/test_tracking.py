@@ -64,6 +64,7 @@ def test_on_a_terminal_a_bar_moves(monkeypatch, capsys):
 
 def test_bars_of_datasets_keep_the_pace(monkeypatch, capsys):
     monkeypatch.setattr(datasets.config, "PBAR_REFRESH_TIME_INTERVAL", 0.0)
+    datasets.enable_progress_bars()
     rows = datasets.Dataset.from_dict({"number": list(range(300))})
 
     def states():
