@@ -2,6 +2,8 @@
 
 import difflib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -80,8 +82,8 @@ class FratrieBaseConfig(PreTrainedConfig):
         cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any
     ) -> Any:
         """Read the configuration of a checkpoint (see Hugging Face's method, and `from_dict`)."""
-        name = pretrained_model_name_or_path
-        return super().from_pretrained(name, **{"name_or_path": name, **kwargs})
+        with _naming_the_file(pretrained_model_name_or_path):
+            return super().from_pretrained(pretrained_model_name_or_path, **kwargs)
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
@@ -91,14 +93,8 @@ class FratrieBaseConfig(PreTrainedConfig):
             ValueError: they are those of another family of models; and what is wrong with those of a checkpoint, by
                 the name of its config.json.
         """
-        name = kwargs.get("name_or_path")
-        try:
+        with _naming_the_file(kwargs.get("name_or_path")):  # as AutoConfig gives it
             return cls._from_fields(config_dict, **kwargs)
-        except (ValueError, StrictDataclassError) as error:
-            if name is None:
-                raise
-            file = os.path.join(name, CONFIG_NAME) if os.path.isdir(name) else f"{CONFIG_NAME} of {name}"
-            raise ValueError(f"{file}: {error}") from error
 
     @classmethod
     def _from_fields(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
@@ -113,6 +109,18 @@ class FratrieBaseConfig(PreTrainedConfig):
     def to_dict(self) -> dict[str, Any]:
         """Return the fields (see Hugging Face's method), without attributes that are none."""
         return without_unknown_fields(self, super().to_dict())
+
+
+@contextmanager
+def _naming_the_file(folder: str | os.PathLike[str] | None) -> Iterator[None]:
+    """Say of what is wrong with the fields of a checkpoint, if they are of one, where they stand."""
+    try:
+        yield
+    except (ValueError, StrictDataclassError) as error:
+        if folder is None:
+            raise
+        file = os.path.join(folder, CONFIG_NAME) if os.path.isdir(folder) else f"{CONFIG_NAME} of {folder}"
+        raise ValueError(f"{file}: {error}") from error
 
 
 class _CarriedPipelines(dict[str, Any]):
