@@ -70,8 +70,6 @@ _MASKS = {
 }
 
 
-# Arguments of Hugging Face's models that would change the outputs, and that no model of ours has.
-_UNREAD = ("bool_masked_pos", "interpolate_pos_encoding", "head_mask", "decoder_head_mask", "cross_attn_head_mask")
 # What a pass records only when it is asked to.
 RECORDS = ("output_attentions", "output_hidden_states")
 
@@ -485,10 +483,6 @@ class FratrieStack(FratriePreTrainedModel):
                 f"encoder_hidden_states given, but this {type(self).__name__} has no cross-attention: build a decoder "
                 "with add_cross_attention=True."
             )
-        for name in _UNREAD:
-            value = kwargs.pop(name, None)
-            if value is not None and value is not False:
-                raise ValueError(f"{name} given, which {type(self).__name__} does not read: leave it out.")
         turns = self.rotations(hidden_states, position_ids)
         # Early exit (Elhoushi et al. 2024) lowers the number of layers for a while.
         for index in held_layers(self.layers[: self.config.num_hidden_layers]):
