@@ -285,7 +285,8 @@ class FratrieStack(FratriePreTrainedModel):
             # Rounded to half precision, they would choose other experts.
             self._keep_in_fp32_modules_strict = ["router"]
         if "down_proj" in (config.float32_parts or ()):
-            self._keep_in_fp32_modules = ["down_proj"]  # in float16 alone, whose numbers end at 65504
+            # In float16 alone, whose numbers end at 65504, and not of the experts.
+            self._keep_in_fp32_modules = ["feed_forward.down_proj"]
         norm = partial(build_norm, size=config.hidden_size, eps=config.norm_eps, bias=config.norm_bias)
         types = getattr(config, "type_vocab_size", 0)
         self.embed_tokens: nn.Embedding | PatchEmbedding
