@@ -84,7 +84,7 @@ class FratrieBaseConfig(PreTrainedConfig):
         """Read the configuration of a checkpoint (see Hugging Face's method, and `from_dict`)."""
         # `AutoConfig` calls `from_dict` itself, and tells it the name.
         place = None if "name_or_path" in kwargs else pretrained_model_name_or_path
-        with _errors_name_the_file(place):
+        with _naming_the_file(place):
             return super().from_pretrained(pretrained_model_name_or_path, **kwargs)
 
     @classmethod
@@ -95,7 +95,7 @@ class FratrieBaseConfig(PreTrainedConfig):
             ValueError: they are those of another family of models; and what is wrong with those of a checkpoint, by
                 the name of its config.json.
         """
-        with _errors_name_the_file(kwargs.get("name_or_path")):
+        with _naming_the_file(kwargs.get("name_or_path")):  # as AutoConfig gives it
             return cls._from_fields(config_dict, **kwargs)
 
     @classmethod
@@ -114,14 +114,14 @@ class FratrieBaseConfig(PreTrainedConfig):
 
 
 @contextmanager
-def _errors_name_the_file(name: str | os.PathLike[str] | None) -> Iterator[None]:
-    """Begin what is wrong with a configuration by the config.json of the checkpoint `name`, if it is known."""
+def _naming_the_file(folder: str | os.PathLike[str] | None) -> Iterator[None]:
+    """Say of what is wrong with the fields of a checkpoint, if they are of one, where they stand."""
     try:
         yield
     except (ValueError, StrictDataclassError) as error:
-        if name is None:
+        if folder is None:
             raise
-        file = os.path.join(name, CONFIG_NAME) if os.path.isdir(name) else f"{CONFIG_NAME} of {name}"
+        file = os.path.join(folder, CONFIG_NAME) if os.path.isdir(folder) else f"{CONFIG_NAME} of {folder}"
         raise ValueError(f"{file}: {error}") from error
 
 

@@ -78,7 +78,7 @@ class FratrieDecoderModel(FratrieStack):
                 of other models.
         """
         options: dict[str, Any] = {**kwargs, "return_dict": True}
-        types = options.pop("token_type_ids", None)  # of which tokenizers make zeros, and others are refused
+        types = options.pop("token_type_ids", None)  # of which tokenizers make zeros, and others are refused below
         refuse_foreign_arguments(self, options)
         shape = input_shape(input_ids, inputs_embeds)
         inputs = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "token_type_ids": types}

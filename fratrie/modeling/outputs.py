@@ -63,12 +63,11 @@ def refuse_foreign_arguments(model: object, kwargs: Mapping[str, object]) -> Non
     if torch.compiler.is_compiling():
         return
     for name in kwargs.keys() - _HARMLESS:
-        if kwargs[name] is None or kwargs[name] is False:
+        if kwargs[name] is None or kwargs[name] is False:  # asks for nothing
             continue
-        close = difflib.get_close_matches(name, _ELSEWHERE, n=1, cutoff=0.8)
         if name in _ELSEWHERE:
             raise ValueError(f"{type(model).__name__} takes no {name}: leave it out.")
-        if close:
+        if close := difflib.get_close_matches(name, _ELSEWHERE, n=1, cutoff=0.8):
             raise ValueError(f"{type(model).__name__} takes no {name}: did you mean {close[0]}?")
 
 

@@ -162,7 +162,6 @@ class FratrieSeq2SeqModel(FratrieSeq2SeqPreTrainedModel):
             )
         elif not isinstance(encoder_outputs, BaseModelOutput):
             encoder_outputs = FratrieModelOutput(last_hidden_state=encoder_outputs[0])
-        options.pop("token_type_ids", None)  # of the input
         if use_cache is None and not self.config.use_cache:
             use_cache = False
         decoder_outputs = self.decoder(

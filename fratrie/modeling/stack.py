@@ -70,8 +70,6 @@ _MASKS = {
 }
 
 
-# Arguments of Hugging Face's models that would change the outputs, and that no model of ours has.
-_UNREAD = ("bool_masked_pos", "interpolate_pos_encoding", "head_mask", "decoder_head_mask", "cross_attn_head_mask")
 # What a pass records only when it is asked to.
 RECORDS = ("output_attentions", "output_hidden_states")
 
@@ -287,7 +285,8 @@ class FratrieStack(FratriePreTrainedModel):
             # Rounded to half precision, they would choose other experts.
             self._keep_in_fp32_modules_strict = ["router"]
         if "down_proj" in (config.float32_parts or ()):
-            self._keep_in_fp32_modules = ["down_proj"]  # in float16 alone, whose numbers end at 65504
+            # In float16 alone, whose numbers end at 65504, and not of the experts.
+            self._keep_in_fp32_modules = ["feed_forward.down_proj"]
         norm = partial(build_norm, size=config.hidden_size, eps=config.norm_eps, bias=config.norm_bias)
         types = getattr(config, "type_vocab_size", 0)
         self.embed_tokens: nn.Embedding | PatchEmbedding
@@ -485,10 +484,6 @@ class FratrieStack(FratriePreTrainedModel):
                 f"encoder_hidden_states given, but this {type(self).__name__} has no cross-attention: build a decoder "
                 "with add_cross_attention=True."
             )
-        for name in _UNREAD:
-            value = kwargs.pop(name, None)
-            if value is not None and value is not False:
-                raise ValueError(f"{name} given, which {type(self).__name__} does not read: leave it out.")
         turns = self.rotations(hidden_states, position_ids)
         # Early exit (Elhoushi et al. 2024) lowers the number of layers for a while.
         for index in held_layers(self.layers[: self.config.num_hidden_layers]):

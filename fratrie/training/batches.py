@@ -160,8 +160,9 @@ class StreamBatches:
     """The steps of a `datasets.IterableDataset`: micro-batches in the order of the stream, dealt out to processes.
 
     Every process reads the whole stream and leaves out the others' micro-batches, so that two processes compute what
-    one does; where tokenizing as it comes is slow, give more `num_workers`. A pass ends with the last full step. A
-    stream resumes exactly unless it has a shuffle buffer, which `datasets` fills anew.
+    one does; where tokenizing as it comes is slow, give more `num_workers`, each of which reads files (shards) of its
+    own. A pass ends with the last full step. A stream resumes exactly unless it has a shuffle buffer, which `datasets`
+    fills anew.
     """
 
     steps_per_epoch = None

@@ -52,7 +52,7 @@ def remove_checkpoints(output_dir: Path, keep_last: int, keep_step: int | None =
     checkpoints = list_checkpoints(output_dir)
     behind = [step for step, _ in checkpoints if now is None or step <= now]
     kept = {keep_step, *behind[max(0, len(behind) - keep_last) :]}
-    for step, path in checkpoints:
+    for step, path in reversed(checkpoints):
         if step not in kept:
             files.remove_folder(path)
 

@@ -551,9 +551,9 @@ def test_arguments_of_theirs_that_ours_does_not_read_are_refused():
     pixels = torch.zeros(1, 3, 8, 8, dtype=torch.float64)
     vit(pixel_values=pixels, bool_masked_pos=None, interpolate_pos_encoding=False)
     for name, value in (("bool_masked_pos", torch.ones(1, 4, dtype=torch.bool)), ("interpolate_pos_encoding", True)):
-        with pytest.raises(ValueError, match=f"{name} given, which FratrieEncoderModel does not read"):
+        with pytest.raises(ValueError, match=f"FratrieEncoderModel takes no {name}: leave it out"):
             vit(pixel_values=pixels, **{name: value})
-    with pytest.raises(ValueError, match="head_mask given"):
+    with pytest.raises(ValueError, match="takes no head_mask"):
         gpt2(ids, head_mask=torch.ones(3, 4))
 
 

@@ -597,3 +597,15 @@ def test_a_router_with_a_selection_bias_is_built_in_float32(tmp_path):
     weights = loaded.state_dict()
     assert all(torch.equal(weights[name], weight) for name, weight in built.state_dict().items())
     assert built.to(torch.bfloat16).model.layers[0].feed_forward.router.weight.dtype == torch.bfloat16
+
+
+@torch.no_grad()
+def test_dense_layers_alone_keep_their_last_matrix_in_float32(tmp_path):
+    model = build(FratrieEncoderModel, float32_parts=["down_proj"], mlp_layer_types=["dense", "sparse"])
+    model.save_pretrained(tmp_path)
+    loaded = FratrieEncoderModel.from_pretrained(tmp_path, dtype=torch.float16)
+    fine = {name for name, weight in loaded.named_parameters() if weight.dtype == torch.float32}
+    assert fine == {f"layers.0.feed_forward.down_proj.{name}" for name in ("weight", "bias")}
+    tokens = torch.full((1, 3, 16), 0.5)
+    for layer, exact in zip(loaded.layers, model.layers, strict=True):
+        close(layer.feed_forward(tokens.half()).double(), exact.feed_forward(tokens.double()), 0.02)

@@ -62,7 +62,17 @@ def test_on_a_terminal_a_bar_moves(monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_bars_of_datasets_keep_the_pace(monkeypatch, capsys):
+@pytest.fixture
+def shown_bars():
+    """Bars of datasets, whatever another test has chosen for its process."""
+    hidden = datasets.are_progress_bars_disabled()
+    datasets.enable_progress_bars()
+    yield
+    if hidden:
+        datasets.disable_progress_bars()
+
+
+def test_bars_of_datasets_keep_the_pace(shown_bars, monkeypatch, capsys):
     monkeypatch.setattr(datasets.config, "PBAR_REFRESH_TIME_INTERVAL", 0.0)
     datasets.enable_progress_bars()
     rows = datasets.Dataset.from_dict({"number": list(range(300))})
