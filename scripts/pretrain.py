@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from fratrie.export import carries_code, export_code, require_own_class
 from fratrie.files import write_json
 from fratrie.training.batches import Collator
-from fratrie.training.classifiers import check_same_tokens, find_checkpoint
+from fratrie.training.classifiers import check_same_tokens, checkpoint_folder
 from fratrie.training.cli import run
 from fratrie.training.corpora import make_rows, named_texts, read_texts, stream_texts
 from fratrie.training.evaluation import evaluate_loss, perplexity
@@ -184,7 +184,7 @@ def _model_and_tokenizer(choices: ModelOptions) -> tuple[PreTrainedModel, PreTra
     if choices.model:
         model = open_model(choices.objective, choices.model)
         if choices.tokenizer:
-            check_same_tokens(tokenizer, find_checkpoint(choices.model))
+            check_same_tokens(tokenizer, checkpoint_folder(choices.model))
     else:
         model_type = choices.model_type or SIBLINGS[choices.objective]
         config = new_config(model_type, choices.config_overrides, tokenizer, choices.block_size, choices.config)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fratrie.data.text_files import TextFormat
 from fratrie.tokenization import train_byte_level_bpe
-from fratrie.training.classifiers import find_checkpoint
+from fratrie.training.classifiers import checkpoint_folder
 from fratrie.training.corpora import (
     PackedRows,
     PlainRows,
@@ -205,7 +205,7 @@ def test_a_mistyped_folder_is_sought_nowhere_else(tmp_path, no_network, monkeypa
         with pytest.raises(ValueError, match="there is no such folder"):
             named_texts(folder, None, "train")
         with pytest.raises(ValueError, match=r"is not a folder|an empty path"):
-            find_checkpoint(folder)
+            checkpoint_folder(folder)
 
 
 def rows_of(folder, rows, name="a.jsonl"):
