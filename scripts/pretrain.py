@@ -156,12 +156,16 @@ def _pretrain(data: DataOptions, choices: ModelOptions, options: PretrainingOpti
 
 def _compared(data: DataOptions, rows: dict[str, AnyDataset]) -> dict[str, Any]:
     """What a run that goes on must have as before, beside the rows of train: a stream cannot be read beforehand."""
-    files = [data.dataset] if data.dataset and Path(data.dataset).is_dir() else data.files
-    streamed = fingerprint_files(files) | {"text_column": data.text_column} if data.streaming else {}
-    validation = (
-        {"validation data": fingerprint_rows(cast(Dataset, rows["validation"]))} if "validation" in rows else {}
-    )
-    return streamed | validation
+    compared: dict[str, Any] = {}
+    if "validation" in rows:
+        compared["validation data"] = fingerprint_rows(cast(Dataset, rows["validation"]))
+    if data.streaming:
+        reading = ("text_column", "encoding", "delimiter", "dataset_config", "dataset_split")
+        compared |= {name: getattr(data, name) for name in reading}
+        if data.dataset and not Path(data.dataset).is_dir():
+            compared["dataset"] = data.dataset
+        compared |= fingerprint_files([data.dataset] if data.dataset else data.files)
+    return compared
 
 
 def _check_options(data: DataOptions, choices: ModelOptions) -> None:

@@ -457,9 +457,24 @@ def load_classifier(
             "fine-tune it first with scripts/finetune.py"
         )
     task = Task.from_config(config)
-    if thresholds is not None:
-        if task.problem_type != MULTI_LABEL:
-            raise ValueError(f"--label_thresholds are for several labels a text, but the task is {task.problem_type}")
-        current = getattr(model.config, "label_thresholds", None)
-        model.config.label_thresholds = thresholds_by_name(thresholds, task.labels, current)
+    if thresholds is not None and task.problem_type != MULTI_LABEL:
+        raise ValueError(f"--label_thresholds are for several labels a text, but the task is {task.problem_type}")
+    if task.problem_type == MULTI_LABEL:
+        own = _own_thresholds(model.config, task.labels, path / CONFIG)
+        model.config.label_thresholds = own if thresholds is None else thresholds_by_name(thresholds, task.labels, own)
     return model.eval(), tokenizer, task
+
+
+def _own_thresholds(config: PreTrainedConfig, labels: Sequence[str], place: Path) -> list[float] | None:
+    """The thresholds of a config in the order of the labels; only our own configs have checked theirs already."""
+    own = getattr(config, "label_thresholds", None)
+    if own is None:
+        return None
+    try:
+        if isinstance(own, list):
+            if len(own) != len(labels):
+                raise ValueError(f"label_thresholds has {len(own)} values for {len(labels)} labels: give one a label")
+            own = dict(zip(labels, own, strict=True))
+        return thresholds_by_name(own, labels)
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from error

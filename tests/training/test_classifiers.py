@@ -344,6 +344,24 @@ def test_a_config_that_cannot_be_is_named(classifier_folder, change, message):
         load_classifier(classifier_folder)
 
 
+def test_thresholds_of_a_foreign_config_are_put_in_order_and_checked(tmp_path):
+    """Our own configs check theirs; a Hugging Face class keeps whatever stands in config.json."""
+    model, _ = new_classifier(BertConfig(**SIZES), SEVERAL, Head())
+    model.save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    for own, given, expected in [
+        ({"-": 0.25}, None, [0.5, 0.25, 0.5]),
+        ([0.1, 0.2, 0], '{"+": 1}', [1.0, 0.2, 0.0]),
+        (None, None, None),
+    ]:
+        edit(tmp_path / "config.json", label_thresholds=own)
+        assert load_classifier(tmp_path, given)[0].config.label_thresholds == expected
+    for own in ([0.5], ["x", 0.5, 0.5], {"z": 0.5}, "high"):
+        edit(tmp_path / "config.json", label_thresholds=own)
+        with pytest.raises(ValueError, match=r"config\.json: .*threshold"):
+            load_classifier(tmp_path)
+
+
 @pytest.mark.parametrize(
     "content", ["{", "[]", "null", "[" * 200_000, "\udcff", '{"hidden_size": ' + "9" * 5000 + "}"]
 )
