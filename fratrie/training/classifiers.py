@@ -45,6 +45,12 @@ from .metrics import MULTI_LABEL, REGRESSION, SINGLE_LABEL, ProblemType, thresho
 
 logger = logging.getLogger(__name__)
 
+# What is fetched of a repository, and of its folders those of sentence-transformers alone, such as 1_Pooling.
+_WANTED = [
+    *("*config.json", "*.safetensors", "*.safetensors.index.json", "*token*", "*vocab*", "*.model", "merges*"),
+    *("*.jinja", "modules.json", "config_sentence_transformers.json"),
+]
+_UNWANTED = "[!0-9]*/*"
 # What libraries raise at a damaged folder, beside the ValueError and OSError that end a script with a message.
 LOADING_ERRORS = (
     RuntimeError,
@@ -94,9 +100,8 @@ def checkpoint_folder(name: str | os.PathLike[str]) -> Path:
     complaint = f"{path} is not a folder; give the folder of a checkpoint (config.json, weights, tokenizer)"
     if not may_be_hub_id(str(name)):
         raise ValueError(complaint)
-    wanted = ["*config.json", "*.safetensors", "*.safetensors.index.json", "*token*", "*vocab*", "*.model", "merges*"]
     try:
-        return Path(snapshot_download(str(name), allow_patterns=wanted, ignore_patterns="*/*"))
+        return Path(snapshot_download(str(name), allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(f"{complaint}. Nor does a hub give it: {reason}") from error

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 import torch
+from huggingface_hub.utils import filter_repo_objects
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch.nn import functional
 from transformers import (
@@ -24,6 +25,7 @@ from fratrie.training.classifiers import (
     Task,
     check_checkpoint,
     check_same_tokens,
+    checkpoint_folder,
     freeze_below,
     learning_rates,
     load_classifier,
@@ -303,6 +305,20 @@ def test_a_config_with_wrong_fields_is_named(tmp_path, change, message):
     (tmp_path / "config.json").write_text(json.dumps(values | change))
     with pytest.raises(ValueError, match=rf"config\.json: .*{message}"):
         load_config(tmp_path)
+
+
+def test_a_hub_gives_what_belongs_to_the_model_alone(tmp_path, monkeypatch):
+    wanted = ["config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja", "modules.json",
+              "config_sentence_transformers.json", "1_Pooling/config.json", "2_Dense/model.safetensors"]  # fmt: skip
+    others = ["pytorch_model.bin", "onnx/config.json", "checkpoint-5/model.safetensors", "openvino/x.model"]
+    fetched = []
+
+    def download(name, **patterns):
+        fetched.extend(filter_repo_objects([*wanted, *others], **patterns))
+        return str(tmp_path)
+
+    monkeypatch.setattr("fratrie.training.classifiers.snapshot_download", download)
+    assert checkpoint_folder("somebody/sentences") == tmp_path and fetched == wanted
 
 
 def edit(path, **changes):

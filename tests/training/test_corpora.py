@@ -197,6 +197,13 @@ def test_local_data_open_no_connection(tmp_path, no_network, name):
     assert [row["text"] for row in kept] == [row["text"] for row in streamed] == TEXTS
 
 
+def test_bars_of_loading_keep_the_pace(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "PBAR_REFRESH_TIME_INTERVAL", 0.05)
+    write(tmp_path, "a.jsonl")
+    named_texts(str(tmp_path), None, "train")
+    assert datasets.config.PBAR_REFRESH_TIME_INTERVAL == 60
+
+
 @pytest.mark.parametrize("name", ["", "{}/typo", "./typo", "../typo", "{}/a/b/c"])
 def test_a_mistyped_folder_is_sought_nowhere_else(tmp_path, no_network, monkeypatch, name):
     (tmp_path / "runs").mkdir()
