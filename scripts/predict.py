@@ -26,7 +26,7 @@ from fratrie.training.classifiers import Task, load_classifier
 from fratrie.training.cli import run
 from fratrie.training.finetuning import encode, open_inference, predict_logits, prepare_output
 from fratrie.training.metrics import REGRESSION, decided_labels, probabilities
-from fratrie.training.options import ReadingOptions, read_options
+from fratrie.training.options import InferenceOptions, read_options
 
 # What a spreadsheet would calculate, or take for a command.
 FORMULA = re.compile(r"[=+\-@\t\r]")
@@ -34,10 +34,9 @@ NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?([eE][+-]?\d+)?")
 
 
 @dataclass(kw_only=True)
-class PredictionOptions(ReadingOptions):
+class PredictionOptions(InferenceOptions):
     """What to label with what."""
 
-    model: str = field(metadata={"help": "Folder of the fine-tuned classifier."})
     input_file: str = field(metadata={"help": "Texts: .txt (one a line), .csv, .tsv, .jsonl or .parquet."})
     output_file: str = field(metadata={"help": "The csv file to write."})
     overwrite: bool = field(
@@ -45,13 +44,6 @@ class PredictionOptions(ReadingOptions):
     )
     annotated: bool = field(
         default=False, metadata={"help": "The file holds annotated lines 'CODE SENTENCE': label the sentences."}
-    )
-    label_thresholds: str | None = field(
-        default=None,
-        metadata={
-            "help": "Probability that a label must exceed (several labels), for all or by name, as JSON: 0.4 or "
-            "'{\"joie\": 0.3}'; by default what the model's config says, else 0.5."
-        },
     )
     excel: bool = field(
         default=False,
@@ -62,10 +54,6 @@ class PredictionOptions(ReadingOptions):
     escape_formulas: bool = field(
         default=False,
         metadata={"help": "Put ' before cells that begin with = + - @, which a spreadsheet takes for formulas."},
-    )
-    batch_size: int = field(default=64, metadata={"help": "Texts of one batch on one process."})
-    max_length: int | None = field(
-        default=None, metadata={"help": "Tokens at most, longer texts are cut; by default what the model takes."}
     )
     disable_progress: bool = field(default=False, metadata={"help": "Show no progress bar."})
 

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from fratrie.export import carries_code, export_code, require_own_class
 from fratrie.files import write_json
 from fratrie.training.batches import Collator
-from fratrie.training.classifiers import check_same_tokens, find_checkpoint
+from fratrie.training.classifiers import check_same_tokens, checkpoint_folder
 from fratrie.training.cli import run
 from fratrie.training.corpora import make_rows, named_texts, read_texts, stream_texts
 from fratrie.training.evaluation import evaluate_loss, perplexity
@@ -156,12 +156,16 @@ def _pretrain(data: DataOptions, choices: ModelOptions, options: PretrainingOpti
 
 def _compared(data: DataOptions, rows: dict[str, AnyDataset]) -> dict[str, Any]:
     """What a run that goes on must have as before, beside the rows of train: a stream cannot be read beforehand."""
-    files = [data.dataset] if data.dataset and Path(data.dataset).is_dir() else data.files
-    streamed = fingerprint_files(files) | {"text_column": data.text_column} if data.streaming else {}
-    validation = (
-        {"validation data": fingerprint_rows(cast(Dataset, rows["validation"]))} if "validation" in rows else {}
-    )
-    return streamed | validation
+    compared: dict[str, Any] = {}
+    if "validation" in rows:
+        compared["validation data"] = fingerprint_rows(cast(Dataset, rows["validation"]))
+    if data.streaming:
+        reading = ("text_column", "encoding", "delimiter", "dataset_config", "dataset_split")
+        compared |= {name: getattr(data, name) for name in reading}
+        if data.dataset and not Path(data.dataset).is_dir():
+            compared["dataset"] = data.dataset
+        compared |= fingerprint_files([data.dataset] if data.dataset else data.files)
+    return compared
 
 
 def _check_options(data: DataOptions, choices: ModelOptions) -> None:
@@ -184,7 +188,7 @@ def _model_and_tokenizer(choices: ModelOptions) -> tuple[PreTrainedModel, PreTra
     if choices.model:
         model = open_model(choices.objective, choices.model)
         if choices.tokenizer:
-            check_same_tokens(tokenizer, find_checkpoint(choices.model))
+            check_same_tokens(tokenizer, checkpoint_folder(choices.model))
     else:
         model_type = choices.model_type or SIBLINGS[choices.objective]
         config = new_config(model_type, choices.config_overrides, tokenizer, choices.block_size, choices.config)

@@ -12,11 +12,11 @@ from typing import Literal
 
 from transformers import PreTrainedTokenizerFast
 
+from fratrie.checkpoints import CONFIG, TOKENIZER_CONFIG, TOKENIZER_FILES
 from fratrie.data.loading import load_texts
 from fratrie.data.text_files import existing_file, read_text
 from fratrie.files import new_folder
 from fratrie.tokenization import Sibling, train_byte_level_bpe, train_character_tokenizer
-from fratrie.training.classifiers import TOKENIZER_FILES
 from fratrie.training.cli import run
 from fratrie.training.corpora import named_texts
 from fratrie.training.options import ReadingOptions, read_options
@@ -105,9 +105,7 @@ def _file_texts(path: str, arguments: TokenizerArguments) -> list[str]:
 
 
 def _prepare_folder(path: str, overwrite: bool) -> None:
-    held = [
-        name for name in (*TOKENIZER_FILES, "tokenizer_config.json", "config.json") if (Path(path) / name).exists()
-    ]
+    held = [name for name in (*TOKENIZER_FILES, TOKENIZER_CONFIG, CONFIG) if (Path(path) / name).exists()]
     if held and not overwrite:
         raise ValueError(
             f"{path} holds {held[0]}, and a model would read other tokens than it has learnt: choose another "

@@ -47,7 +47,6 @@ def _run_script(words: list[str] | Callable[[], None], folder: Path) -> str:
     status = _wait(child)
     output = (folder / "output").read_text(errors="replace")
     after = _contents(folder)
-    lost = [name for name, digest in before.items() if after.get(name) != digest]
     if status is None:
         return "hang"
     if os.WIFSIGNALED(status):
@@ -57,9 +56,11 @@ def _run_script(words: list[str] | Callable[[], None], folder: Path) -> str:
         return f"traceback, exit code {code}"
     if (folder / "pwned").exists():
         return "code was run"
-    lost = [name for name in lost if code or not name.startswith("model/")]
     if any(".incomplete-" in name for name in after):
         return "leftovers"
+    lost = [name for name, digest in before.items() if after.get(name) != digest]
+    if not code:  # a run that went on replaces its own
+        lost = [name for name in lost if not name.startswith("model/")]
     return f"lost {', '.join(lost[:3])}" if lost else ""
 
 

@@ -1,6 +1,7 @@
 """The material of the runs, sound and odd, and the cases made of it."""
 
 import dataclasses
+import datetime
 import json
 import os
 import runpy
@@ -8,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -220,9 +222,6 @@ def _table_case(script: str, option: str, name: str, make: Callable[[Path], Any]
 
 
 def _write_odd_parquet(path: Path) -> None:
-    import datetime
-    from decimal import Decimal
-
     now = datetime.datetime(2020, 2, 29, 12)
     columns = {"text": ["a", "b"], "labels": [["m"], ["p"]], "when": [now, None], "day": [now.date()] * 2,
                "price": [Decimal("1.50"), None], "raw": [b"\xff\0", b""], "took": [datetime.timedelta(1), None],

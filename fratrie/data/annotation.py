@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from os import PathLike
-from pathlib import Path
 from typing import NamedTuple
 
 from fratrie.data.text_files import ENCODING_ADVICE, existing_file
+from fratrie.files import write_text
 
 LABELS = ("+", "-", "0", "i", "j", "f", "s", "p", "m", "a", "t")
 VALENCES = LABELS[:4]
@@ -160,7 +160,7 @@ def write_annotations(segments: Iterable[Segment], path: str | PathLike[str]) ->
                 "expected: the file would not give the numbers back; pass group_respondents(segments)"
             )
     text = "\n\n".join("\n".join(f"{s.code} {s.text}" for s in block) for _, block in blocks)
-    Path(path).write_bytes(f"{text}\n".encode())
+    write_text(path, f"{text}\n")
 
 
 def group_respondents(segments: Iterable[Segment]) -> list[Segment]:

@@ -259,7 +259,7 @@ def _texts_and_speakers(
     speakers = table.column(name, "group_column")
     missing = [number for number, speaker in enumerate(speakers, start=1) if speaker in (None, "")]
     if missing:
-        problems[f"no {name}"] += missing
+        problems[f"no {name}: fill these cells, or rename the column if it does not say who speaks"] += missing
     numbered = all(type(speaker) is int and abs(speaker) < 2**63 for speaker in speakers)
     columns["respondent"] = (
         speakers

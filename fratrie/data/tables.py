@@ -221,7 +221,7 @@ def _read_json(path: Path, form: TextFormat) -> Table:
 
 def _json_array(text: str, path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     try:
-        rows = _parsed(text)
+        rows = parsed_json(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}, line {error.lineno}: not valid json: {error.msg}") from None
     except ValueError as error:
@@ -235,24 +235,28 @@ def _json_rows(lines: Iterable[str]) -> tuple[list[dict[str, Any]], list[str]]:
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
-                rows.append(_json_row(line))
+                rows.append(_json_row(number, line))
             except ValueError as error:
-                problems.append(f"line {number}: {error}, expected one json object a line: {excerpt(line)}")
+                problems.append(str(error))
     return rows, problems
 
 
-def _json_row(line: str) -> dict[str, Any]:
+def _json_row(number: int, line: str) -> dict[str, Any]:
+    problem = "no object"
     try:
-        row = _parsed(line)
+        row = parsed_json(line)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{error.msg} at character {error.colno}") from None
-    if not isinstance(row, dict):
-        raise ValueError("no object")
-    return row
+        problem = f"{error.msg} at character {error.colno}"
+    except ValueError as error:
+        problem = str(error)
+    else:
+        if isinstance(row, dict):
+            return row
+    raise ValueError(f"line {number}: {problem}, expected one json object a line: {excerpt(line)}")
 
 
-def _parsed(text: str) -> Any:
-    """What json says; a ValueError also for what is too deep, and for a key that occurs twice."""
+def parsed_json(text: str) -> Any:
+    """What JSON says; a `ValueError` also for what is too deep, and for a key that occurs twice."""
     too_deep = "lists or objects are nested too deeply"
     try:
         value = json.loads(text, object_pairs_hook=_object)
@@ -289,10 +293,9 @@ def _stream_json_lines(path: Path, column: str, form: TextFormat) -> Iterator[An
         for number, line in enumerate(checked_lines(file, path), start=1):
             if line.strip():
                 try:
-                    row = _json_row(line)
+                    row = _json_row(number, line)
                 except ValueError as error:
-                    problem = f"line {number}: {error}, expected one json object a line: {excerpt(line)}"
-                    raise ValueError(f"{path}, {problem}") from None
+                    raise ValueError(f"{path}, {error}") from None
                 there = there or row
                 if column not in there:
                     raise missing_column(path, column, there, "text_column")

@@ -57,7 +57,8 @@ def existing_file(path: str | PathLike[str]) -> Path:
     try:
         mode = os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
-        raise FileNotFoundError(f"{path}: there is no such file") from None
+        what = "is a link that leads nowhere" if os.path.islink(path) else "there is no such file"
+        raise FileNotFoundError(f"{path}: {what}") from None
     except (OSError, ValueError) as error:  # a circle of links, a name that is too long or holds a NUL
         raise OSError(f"{path!s:.200}: {getattr(error, 'strerror', error)}") from None
     if stat.S_ISDIR(mode):

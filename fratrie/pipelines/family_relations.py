@@ -132,7 +132,7 @@ def label_columns(config: PreTrainedConfig) -> dict[str, int]:
 
 
 def config_thresholds(config: PreTrainedConfig) -> dict[str, float]:
-    """The threshold of each label: the config's `label_thresholds`, which follow `id2label`, or 0.5.
+    """The threshold of each label: the config's `label_thresholds`, by name or in the order of `id2label`, or 0.5.
 
     Raises:
         ValueError: there are not as many as labels, or one lies outside [0, 1].
@@ -140,6 +140,8 @@ def config_thresholds(config: PreTrainedConfig) -> dict[str, float]:
     given = getattr(config, "label_thresholds", None)
     if given is None:
         return dict.fromkeys(STUDY_LABELS, 0.5)
+    if isinstance(given, Mapping):
+        return override_thresholds(dict.fromkeys(STUDY_LABELS, 0.5), given)
     labels = _label_names(config)
     if len(given) != len(labels):
         raise ValueError(

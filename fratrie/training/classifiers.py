@@ -34,7 +34,9 @@ from fratrie.checkpoints import (
     check_config,
     check_kinds,
     check_tokenizer_config,
+    has_tokenizer,
     missing_reader,
+    reason_of,
 )
 from fratrie.conversion.models import RECIPES
 from fratrie.data.hub import may_be_hub_id
@@ -43,14 +45,12 @@ from .metrics import MULTI_LABEL, REGRESSION, SINGLE_LABEL, ProblemType, thresho
 
 logger = logging.getLogger(__name__)
 
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "vocab.txt",
-    "vocab.json",
-    "sentencepiece.bpe.model",
-    "spiece.model",
-    "tokenizer.model",
-)
+# What is fetched of a repository, and of its folders those of sentence-transformers alone, such as 1_Pooling.
+_WANTED = [
+    *("*config.json", "*.safetensors", "*.safetensors.index.json", "*token*", "*vocab*", "*.model", "merges*"),
+    *("*.jinja", "modules.json", "config_sentence_transformers.json"),
+]
+_UNWANTED = "[!0-9]*/*"
 # What libraries raise at a damaged folder, beside the ValueError and OSError that end a script with a message.
 LOADING_ERRORS = (
     RuntimeError,
@@ -86,7 +86,7 @@ class Task:
         return cls(config.problem_type or (REGRESSION if len(labels) == 1 else SINGLE_LABEL), labels)
 
 
-def find_checkpoint(name: str | os.PathLike[str]) -> Path:
+def checkpoint_folder(name: str | os.PathLike[str]) -> Path:
     """The folder of a checkpoint; one that is named by its hub id is fetched, or found in the cache.
 
     Raises:
@@ -100,9 +100,8 @@ def find_checkpoint(name: str | os.PathLike[str]) -> Path:
     complaint = f"{path} is not a folder; give the folder of a checkpoint (config.json, weights, tokenizer)"
     if not may_be_hub_id(str(name)):
         raise ValueError(complaint)
-    wanted = ["*config.json", "*.safetensors", "*.safetensors.index.json", "*token*", "*vocab*", "*.model", "merges*"]
     try:
-        return Path(snapshot_download(str(name), allow_patterns=wanted, ignore_patterns="*/*"))
+        return Path(snapshot_download(str(name), allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(f"{complaint}. Nor does a hub give it: {reason}") from error
@@ -118,16 +117,16 @@ def check_checkpoint(name: str | os.PathLike[str], tokenizer: bool = True) -> Pa
     Raises:
         ValueError: says what is missing or damaged.
     """
-    path = find_checkpoint(name)
-    missing = [] if (path / "config.json").is_file() else ["config.json"]
+    path = checkpoint_folder(name)
+    missing = [] if (path / CONFIG).is_file() else [CONFIG]
     if not any((path / name).is_file() for name in (WEIGHTS, INDEX)):
         pickled = (path / "pytorch_model.bin").is_file()
         way_out = (
             " (pytorch_model.bin is pickled and not read: in Python, from_pretrained(…, use_safetensors=False) of its "
             "class and save_pretrained write it as safetensors)"
         )
-        missing.append("model.safetensors" + way_out * pickled)
-    if tokenizer and not any((path / name).is_file() for name in TOKENIZER_FILES):
+        missing.append(WEIGHTS + way_out * pickled)
+    if tokenizer and not has_tokenizer(path):
         missing.append("tokenizer.json")
     if missing:
         raise ValueError(f"{path} is not a complete checkpoint: it lacks {', '.join(missing)}")
@@ -142,7 +141,7 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> PreTrainedTokenizerBase:
         ValueError: there is none, it cannot be read, or it has no pad token.
     """
     path = Path(folder)
-    if not any((path / name).is_file() for name in TOKENIZER_FILES):
+    if not has_tokenizer(path):
         raise ValueError(f"{path} holds no tokenizer (tokenizer.json); train one with scripts/train_tokenizer.py")
     check_kinds(path)
     check_tokenizer_config(path)
@@ -182,7 +181,7 @@ def check_same_tokens(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
 
     The embeddings of a checkpoint belong to its own tokenizer. One that adds tokens to it is welcome.
     """
-    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+    if not has_tokenizer(folder):
         return
     numbers, others = load_tokenizer(folder).get_vocab(), tokenizer.get_vocab()
     for token, number in numbers.items():
@@ -205,14 +204,6 @@ def load_config(folder: str | os.PathLike[str]) -> PreTrainedConfig:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (ValueError, *LOADING_ERRORS) as error:
         raise ValueError(f"{Path(folder) / CONFIG}: {reason_of(error)}") from error
-
-
-def reason_of(error: BaseException) -> str:
-    """What a library says of a folder that it cannot read, in a line."""
-    reason = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
-    if "trust_remote_code" in reason:
-        return "it asks for code of its own (auto_map), which is never run here"
-    return reason.partition("Model type should be one of")[0].strip()  # all that there are follow
 
 
 def check_memory(auto: Any, config: PreTrainedConfig) -> None:
@@ -471,9 +462,24 @@ def load_classifier(
             "fine-tune it first with scripts/finetune.py"
         )
     task = Task.from_config(config)
-    if thresholds is not None:
-        if task.problem_type != MULTI_LABEL:
-            raise ValueError(f"--label_thresholds are for several labels a text, but the task is {task.problem_type}")
-        current = getattr(model.config, "label_thresholds", None)
-        model.config.label_thresholds = thresholds_by_name(thresholds, task.labels, current)
+    if thresholds is not None and task.problem_type != MULTI_LABEL:
+        raise ValueError(f"--label_thresholds are for several labels a text, but the task is {task.problem_type}")
+    if task.problem_type == MULTI_LABEL:
+        own = _own_thresholds(model.config, task.labels, path / CONFIG)
+        model.config.label_thresholds = own if thresholds is None else thresholds_by_name(thresholds, task.labels, own)
     return model.eval(), tokenizer, task
+
+
+def _own_thresholds(config: PreTrainedConfig, labels: Sequence[str], place: Path) -> list[float] | None:
+    """The thresholds of a config in the order of the labels; only our own configs have checked theirs already."""
+    own = getattr(config, "label_thresholds", None)
+    if own is None:
+        return None
+    try:
+        if isinstance(own, list):
+            if len(own) != len(labels):
+                raise ValueError(f"label_thresholds has {len(own)} values for {len(labels)} labels: give one a label")
+            own = dict(zip(labels, own, strict=True))
+        return thresholds_by_name(own, labels)
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from error

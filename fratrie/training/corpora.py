@@ -94,6 +94,7 @@ def named_texts(
     """
     if not name or not (Path(name).is_dir() or may_be_hub_id(name)):
         raise ValueError(f"{name!r}: there is no such folder; give the folder of a dataset, or its name on a hub")
+    pace_bars_of_datasets()
     try:
         loaded = _load(name, configuration, split, streaming)
     except Exception as error:  # whatever the readers of all kinds of files raise

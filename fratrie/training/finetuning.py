@@ -210,7 +210,10 @@ def _split(train: Dataset, validation_size: float, seed: int) -> DatasetDict:
 
 
 def check_every_label_occurs(dataset: Dataset, allow_missing: bool = False) -> None:
-    """Raise a `ValueError` that names the labels no row carries; only log it with `allow_missing`."""
+    """Raise a `ValueError` that names the labels no row carries; only log it with `allow_missing`.
+
+    A label that all rows carry, from which nothing is learnt of it, is logged.
+    """
     task = task_of(dataset.features)
     if task.problem_type == REGRESSION:
         return
@@ -222,6 +225,8 @@ def check_every_label_occurs(dataset: Dataset, allow_missing: bool = False) -> N
             f"no training text carries the label {', '.join(map(repr, missing))}: it cannot be learnt. Add "
             "such texts, leave the label out, take a smaller validation part, or pass --allow_missing_labels"
         )
+    if always := [label for label, count in zip(task.labels, counts, strict=True) if count == len(targets)]:
+        logger.warning("every training text carries the label %s: any text will get it", ", ".join(map(repr, always)))
     if missing:
         logger.warning("no training text carries the label %s: it will never be predicted", ", ".join(missing))
 

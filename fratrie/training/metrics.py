@@ -5,7 +5,6 @@ gathers predictions from all processes first (`accelerator.gather_for_metrics`),
 """
 
 import difflib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from numbers import Real
@@ -14,6 +13,9 @@ from unicodedata import category
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from fratrie.data.annotation import excerpt
+from fratrie.data.tables import parsed_json
 
 ProblemType = Literal["multi_label_classification", "single_label_classification", "regression"]
 MULTI_LABEL: Final = "multi_label_classification"
@@ -167,11 +169,9 @@ def thresholds_by_name(
     values: Any = given
     if isinstance(given, str):
         try:
-            values = json.loads(given, object_pairs_hook=_without_repetition)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"label_thresholds={given!r} is not JSON ({error}): {form}") from error
-        except RecursionError as error:
-            raise ValueError(f"label_thresholds={given[:40]!r}… is too deep: {form}") from error
+            values = parsed_json(given)
+        except ValueError as error:
+            raise ValueError(f"label_thresholds={excerpt(given)} cannot be read ({error}): {form}") from error
     by_name = dict(values) if isinstance(values, Mapping) else dict.fromkeys(labels, values)
     for label, value in by_name.items():
         if label not in labels:
@@ -182,13 +182,6 @@ def thresholds_by_name(
             raise ValueError(f"the threshold {value!r} of the label {label!r} is none: {form}")
     own = dict(zip(labels, current or [0.5] * len(labels), strict=True)) | by_name
     return [float(own[label]) for label in labels]
-
-
-def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
-    if len(set(names)) < len(names):
-        raise ValueError(f"label_thresholds give a label twice: {', '.join(names)}")
-    return dict(pairs)
 
 
 def decided_labels(

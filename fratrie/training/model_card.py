@@ -103,7 +103,7 @@ def portable_path(value: str) -> str:
     path = Path(os.path.normpath(value))
     if not path.is_absolute():
         return value
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name or value
 
 
 def _portable(value: Any) -> Any:

@@ -49,6 +49,24 @@ class ReadingOptions:
         return TextFormat(self.encoding, self.delimiter)
 
 
+@dataclass(kw_only=True)
+class InferenceOptions(ReadingOptions):
+    """With what texts are labelled or scored, for `HfArgumentParser`."""
+
+    model: str = field(metadata={"help": "Folder of the fine-tuned classifier."})
+    label_thresholds: str | None = field(
+        default=None,
+        metadata={
+            "help": "Probability that a label must exceed (several labels), for all or by name, as JSON: 0.4 or "
+            "'{\"joie\": 0.3}'; by default what the model's config says, else 0.5."
+        },
+    )
+    batch_size: int = field(default=64, metadata={"help": "Texts of one batch on one process."})
+    max_length: int | None = field(
+        default=None, metadata={"help": "Tokens at most, longer texts are cut; by default what the model takes."}
+    )
+
+
 _ROWS, _STEPS = (1, 10**6), 10**9  # more is a slip of the pen, and would end in a crash or never
 RANGES: dict[str, tuple[float, float]] = {
     "num_train_epochs": (0, 10**6),

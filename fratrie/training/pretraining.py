@@ -21,11 +21,11 @@ from transformers import (
 )
 
 import fratrie  # noqa: F401 (registers its models)
-from fratrie.checkpoints import check_counts, read_json
+from fratrie.checkpoints import check_counts, read_json, reason_of
 from fratrie.tokenization import SIBLINGS, sentinel_token_ids, with_sibling
 
 from .batches import Collator
-from .classifiers import LOADING_ERRORS, check_checkpoint, check_memory, load_config, load_tokenizer, reason_of
+from .classifiers import LOADING_ERRORS, check_checkpoint, check_memory, load_config, load_tokenizer
 from .collators import MaskingCollator, PackedCausalCollator, SpanCorruptionCollator
 from .corpora import PackedRows, PlainRows, SentenceRows
 

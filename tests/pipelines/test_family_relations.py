@@ -176,6 +176,9 @@ def test_foreign_classifiers_serve_too(encoder_tokenizer):
     result = pipe(SENTENCE, scores=True)
     assert list(result["scores"].values()) == pytest.approx(expected.tolist(), abs=1e-6)
     assert result["labels"] == [label for label, p in zip(LABELS, expected, strict=True) if p > 0.4]
+    model.config.label_thresholds = {"m": 0, "+": 1}
+    by_name = pipeline("family-relations", model=model, tokenizer=encoder_tokenizer)(SENTENCE)["labels"]
+    assert "m" in by_name and "+" not in by_name
     model.config.label_thresholds = [0.4] * 10
     with pytest.raises(ValueError, match="label_thresholds has 10 values for 11 labels"):
         pipeline("family-relations", model=model, tokenizer=encoder_tokenizer)

@@ -94,7 +94,7 @@ def test_the_search_finds_what_it_looks_for():
         "_advice",
         "check_every_label_occurs",
         "_check_nothing_is_replaced",
-        "find_checkpoint",
+        "checkpoint_folder",
         "portable_path",
     } <= names
     assert "allow_missing_labels" in said(module(ROOT / "fratrie/training/finetuning").tree)

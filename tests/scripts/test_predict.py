@@ -300,22 +300,3 @@ def test_an_earlier_output_survives_a_failure(labelled, monkeypatch):
     code, stderr, _ = labelled('{"text": "b"}')
     assert code == 2 and "error: " in stderr and "No space left on device" in stderr
     assert output.read_bytes() == before and not list(output.parent.glob(".incomplete*"))
-
-
-def test_the_input_is_never_overwritten(tmp_path):
-    from fratrie.training.finetuning import prepare_output
-
-    texts = tmp_path / "texts.csv"
-    texts.write_text("text\nbonjour\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="would be lost"):
-        prepare_output(tmp_path / "." / "texts.csv", texts)
-    assert texts.read_text(encoding="utf-8") == "text\nbonjour\n"
-    assert prepare_output(tmp_path / "labels.csv", texts) == tmp_path / "labels.csv"
-
-
-def test_an_output_that_cannot_be_written_is_named_with_the_way_out(tmp_path):
-    from fratrie.training.finetuning import prepare_output
-
-    (tmp_path / "file").write_text("x", encoding="utf-8")
-    with pytest.raises(OSError, match=r"cannot write .*x\.csv.*choose another --output_file"):
-        prepare_output(tmp_path / "file" / "x.csv")

@@ -138,6 +138,23 @@ def test_stream(tmp_path, script, corpus):
     assert json.loads(first.stdout)["eval_targets"] > 50
 
 
+@pytest.mark.parametrize("option", [{"encoding": "cp1252"}, {"delimiter": ";"}, {"dataset_split": "test"},
+                                    {"dataset_config": "fr"}, {"text_column": "x"}])  # fmt: skip
+def test_how_a_stream_is_read_is_compared_when_it_goes_on(script, corpus, option):
+    module = sys.modules["pretrain_script"]
+    as_before, otherwise = (
+        module._compared(module.DataOptions(files=[corpus], streaming=True, **given), {}) for given in ({}, option)
+    )
+    assert "file 1" in as_before
+    assert {name: value for name, value in otherwise.items() if as_before[name] != value} == option
+
+
+def test_a_streamed_dataset_of_a_hub_is_compared_by_its_name(script):
+    module = sys.modules["pretrain_script"]
+    names = [module.DataOptions(dataset=f"somebody/{name}", streaming=True) for name in ("french", "german")]
+    assert [module._compared(data, {})["dataset"] for data in names] == ["somebody/french", "somebody/german"]
+
+
 def empty(folder):
     path = folder / "empty.txt"
     path.write_text("")

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 import torch
+from huggingface_hub.utils import filter_repo_objects
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch.nn import functional
 from transformers import (
@@ -24,6 +25,7 @@ from fratrie.training.classifiers import (
     Task,
     check_checkpoint,
     check_same_tokens,
+    checkpoint_folder,
     freeze_below,
     learning_rates,
     load_classifier,
@@ -305,6 +307,20 @@ def test_a_config_with_wrong_fields_is_named(tmp_path, change, message):
         load_config(tmp_path)
 
 
+def test_a_hub_gives_what_belongs_to_the_model_alone(tmp_path, monkeypatch):
+    wanted = ["config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja", "modules.json",
+              "config_sentence_transformers.json", "1_Pooling/config.json", "2_Dense/model.safetensors"]  # fmt: skip
+    others = ["pytorch_model.bin", "onnx/config.json", "checkpoint-5/model.safetensors", "openvino/x.model"]
+    fetched = []
+
+    def download(name, **patterns):
+        fetched.extend(filter_repo_objects([*wanted, *others], **patterns))
+        return str(tmp_path)
+
+    monkeypatch.setattr("fratrie.training.classifiers.snapshot_download", download)
+    assert checkpoint_folder("somebody/sentences") == tmp_path and fetched == wanted
+
+
 def edit(path, **changes):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
@@ -342,6 +358,24 @@ def test_a_config_that_cannot_be_is_named(classifier_folder, change, message):
     edit(classifier_folder / "config.json", **change)
     with pytest.raises(ValueError, match=message):
         load_classifier(classifier_folder)
+
+
+def test_thresholds_of_a_foreign_config_are_put_in_order_and_checked(tmp_path):
+    """Our own configs check theirs; a Hugging Face class keeps whatever stands in config.json."""
+    model, _ = new_classifier(BertConfig(**SIZES), SEVERAL, Head())
+    model.save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    for own, given, expected in [
+        ({"-": 0.25}, None, [0.5, 0.25, 0.5]),
+        ([0.1, 0.2, 0], '{"+": 1}', [1.0, 0.2, 0.0]),
+        (None, None, None),
+    ]:
+        edit(tmp_path / "config.json", label_thresholds=own)
+        assert load_classifier(tmp_path, given)[0].config.label_thresholds == expected
+    for own in ([0.5], ["x", 0.5, 0.5], {"z": 0.5}, "high"):
+        edit(tmp_path / "config.json", label_thresholds=own)
+        with pytest.raises(ValueError, match=r"config\.json: .*threshold"):
+            load_classifier(tmp_path)
 
 
 @pytest.mark.parametrize(

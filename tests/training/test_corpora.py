@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fratrie.data.text_files import TextFormat
 from fratrie.tokenization import train_byte_level_bpe
-from fratrie.training.classifiers import find_checkpoint
+from fratrie.training.classifiers import checkpoint_folder
 from fratrie.training.corpora import (
     PackedRows,
     PlainRows,
@@ -197,6 +197,13 @@ def test_local_data_open_no_connection(tmp_path, no_network, name):
     assert [row["text"] for row in kept] == [row["text"] for row in streamed] == TEXTS
 
 
+def test_bars_of_loading_keep_the_pace(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "PBAR_REFRESH_TIME_INTERVAL", 0.05)
+    write(tmp_path, "a.jsonl")
+    named_texts(str(tmp_path), None, "train")
+    assert datasets.config.PBAR_REFRESH_TIME_INTERVAL == 60
+
+
 @pytest.mark.parametrize("name", ["", "{}/typo", "./typo", "../typo", "{}/a/b/c"])
 def test_a_mistyped_folder_is_sought_nowhere_else(tmp_path, no_network, monkeypatch, name):
     (tmp_path / "runs").mkdir()
@@ -205,7 +212,7 @@ def test_a_mistyped_folder_is_sought_nowhere_else(tmp_path, no_network, monkeypa
         with pytest.raises(ValueError, match="there is no such folder"):
             named_texts(folder, None, "train")
         with pytest.raises(ValueError, match=r"is not a folder|an empty path"):
-            find_checkpoint(folder)
+            checkpoint_folder(folder)
 
 
 def rows_of(folder, rows, name="a.jsonl"):

@@ -174,6 +174,12 @@ def test_a_label_that_train_lacks_is_an_error_or_a_warning(caplog):
     check_every_label_occurs(Dataset.from_dict({"labels": [0.5]}))
 
 
+def test_a_label_that_every_text_carries_is_told(caplog):
+    with caplog.at_level(logging.WARNING):
+        check_every_label_occurs(several([[0, 1], [0, 2]]))
+    assert "every training text carries the label '+'" in caplog.text and "'-'" not in caplog.text
+
+
 def test_balanced_weights():
     assert balanced_weights(several([[0], [0], [0, 1], []])) == [pytest.approx(1 / 3), 3.0, 1.0]
     assert balanced_weights(several([[0], [0, 1]])) == [1.0, 1.0, 1.0]
@@ -275,7 +281,7 @@ def test_an_output_that_cannot_be_written_fails_before_the_work(tmp_path):
     kept.write_text("1")
     assert prepare_output(kept, overwrite=True).read_text() == "1"
     for wrong in (tmp_path, kept / "below.json"):
-        with pytest.raises(OSError, match=os.path.basename(wrong.parent if wrong.parent == kept else wrong)):
+        with pytest.raises(OSError, match=f"cannot write {wrong} .*choose another --output_file"):
             prepare_output(wrong)
 
 

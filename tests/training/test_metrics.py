@@ -220,15 +220,15 @@ def test_thresholds_are_given_by_name(given, expected):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("joie=0.3", "'joie=0.3' is not JSON .*give a number from 0 to 1"),
+        ("joie=0.3", "'joie=0.3' cannot be read .*give a number from 0 to 1"),
         ('{"jioe": 0.3}', "unknown label 'jioe' .did you mean 'joie'"),
-        ('{"joie": 0.3, "joie": 0.4}', "a label twice: joie, joie"),
+        ('{"joie": 0.3, "joie": 0.4}', "the key 'joie' occurs twice"),
         ('{"joie": "0.3"}', "'0.3' of the label 'joie'"),
         ('{"joie": true}', "True of the label"),
         ("NaN", "nan of the label"),
         ("1.5", "1.5 of the label"),
         ("[0.3]", r"\[0.3\] of the label"),
-        ("[" * 100_000, "too deep"),
+        ("[" * 100_000, "too deeply"),
     ],
 )
 def test_thresholds_that_are_none_are_refused(given, message):

@@ -123,8 +123,8 @@ def test_no_absolute_path_is_told(tmp_path, monkeypatch):
         sys, "argv", ["/opt/x/finetune.py", f"--output_dir={tmp_path}/runs/a", "--model", "/home/me/bert/"]
     )
     assert launch_command() == "python finetune.py --output_dir=runs/a --model bert"
-    assert [portable_path(name) for name in ("org/name", "a=b=/c/d", "", "-1", str(tmp_path))] == [
-        "org/name", "a=b=d", "", "-1", ".",
+    assert [portable_path(name) for name in ("org/name", "a=b=/c/d", "", "-1", "/", str(tmp_path))] == [
+        "org/name", "a=b=d", "", "-1", "/", ".",
     ]  # fmt: skip
     arguments = {"files": ["/home/me/a.txt", "b.txt"], "model": "/home/me/bert", "seed": 1}
     text = write_model_card(CardFacts("m", "fill-mask", "S", "D", arguments=arguments), tmp_path).read_text()
