@@ -97,7 +97,7 @@ def _texts(arguments: TokenizerArguments) -> Iterable[str]:
 def _file_texts(path: str, arguments: TokenizerArguments) -> list[str]:
     if arguments.annotated or existing_file(path).suffix.lower() != ".txt":
         return load_texts(path, arguments.text_column, arguments.annotated, arguments.text_format())
-    text = read_text(path, arguments.encoding).replace("\r\n", "\n")
+    text = read_text(path, arguments.text_format()).replace("\r\n", "\n")
     if not text.strip():
         raise ValueError(f"{path}: the file is empty, expected text")
     # Line ends stay: they are characters to learn like any other.

@@ -9,7 +9,7 @@ from itertools import groupby
 from os import PathLike
 from typing import NamedTuple
 
-from fratrie.data.text_files import ENCODING_ADVICE, existing_file
+from fratrie.data.text_files import ENCODING_ADVICE, TextFormat, existing_file
 from fratrie.files import write_text
 
 LABELS = ("+", "-", "0", "i", "j", "f", "s", "p", "m", "a", "t")
@@ -106,6 +106,7 @@ def read_annotations(path: str | PathLike[str], continuation: str = "merge", enc
 
     Raises:
         AnnotationError: lists the wrong lines, or says that the file is empty or of another encoding.
+        ValueError: an encoding that Python does not know, or another `continuation`.
         OSError: the file cannot be read.
     """
     if continuation not in CONTINUATIONS:
@@ -113,7 +114,7 @@ def read_annotations(path: str | PathLike[str], continuation: str = "merge", enc
     segments: list[Segment] = []
     problems: list[LineProblem] = []
     respondent, code, in_block = -1, "", False
-    for number, line, problem in _lines(existing_file(path).read_bytes(), encoding):
+    for number, line, problem in _lines(existing_file(path).read_bytes(), TextFormat(encoding).encoding):
         if problem is None and not line.strip(" \t"):
             code, in_block = "", False
             continue

@@ -174,7 +174,7 @@ def places_of_texts(path: str | PathLike[str], texts: Sequence[Any]) -> list[int
 
 
 def _lines(path: Path, form: TextFormat) -> list[str]:
-    lines = [line.removesuffix("\r") for line in read_text(path, form.encoding).removesuffix("\n").split("\n")]
+    lines = [line.removesuffix("\r") for line in read_text(path, form).removesuffix("\n").split("\n")]
     texts = [line for line in lines if line.strip()]
     if not texts:
         raise ValueError(f"{path}: the file is empty, expected one sentence a line")

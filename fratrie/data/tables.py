@@ -110,7 +110,7 @@ def table_kind(path: Path) -> str:
 
 
 def _read_csv(path: Path, form: TextFormat) -> Table:
-    text = read_text(path, form.encoding)
+    text = read_text(path, form)
     rows = _csv_rows(io.StringIO(text, newline=""), path, _delimiter(path, form))
     line, header = next(rows, (1, []))
     _check_header(path, line, header)
@@ -133,7 +133,7 @@ def _read_csv(path: Path, form: TextFormat) -> Table:
 
 def _stream_csv(path: Path, column: str, form: TextFormat) -> Iterator[str]:
     delimiter = _delimiter(path, form)
-    with open_text(path, form.encoding) as file:
+    with open_text(path, form) as file:
         rows = _csv_rows(file, path, delimiter)
         line, header = next(rows, (1, []))
         _check_header(path, line, header)
@@ -167,7 +167,7 @@ def _delimiter(path: Path, form: TextFormat) -> str:
     """
     if form.delimiter:
         return form.delimiter
-    with open_text(path, form.encoding) as file:
+    with open_text(path, form) as file:
         if told := _EXCEL_LINE.fullmatch(file.readline()):
             return told[1]
     if path.suffix.lower() == ".tsv":
@@ -182,7 +182,7 @@ def _delimiter(path: Path, form: TextFormat) -> str:
 
 def _misfits(path: Path, form: TextFormat, mark: str) -> int | None:
     """How many rows of the sample have other fields than the header if cut at the mark; None if it cuts no header."""
-    with open_text(path, form.encoding) as file:
+    with open_text(path, form) as file:
         try:
             rows = [row for _, row in itertools.islice(_csv_rows(file, path, mark), _SAMPLE)]
         except ValueError:
@@ -191,7 +191,7 @@ def _misfits(path: Path, form: TextFormat, mark: str) -> int | None:
 
 
 def _first_line(path: Path, form: TextFormat) -> str:
-    with open_text(path, form.encoding) as file:
+    with open_text(path, form) as file:
         return file.readline()
 
 
@@ -211,7 +211,7 @@ def _ragged(path: Path, line: int, row: Sequence[str], header: Sequence[str]) ->
 
 
 def _read_json(path: Path, form: TextFormat) -> Table:
-    text = read_text(path, form.encoding)
+    text = read_text(path, form)
     rows, problems = _json_array(text, path) if text.lstrip().startswith("[") else _json_rows(text.split("\n"))
     if problems:
         raise ValueError("\n".join(first_of([f"{path}, {problem}" for problem in problems])))
@@ -283,13 +283,13 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _begins_an_array(path: Path, form: TextFormat) -> bool:
-    with open_text(path, form.encoding) as file:
+    with open_text(path, form) as file:
         return next((line for line in file if line.strip()), "").lstrip("\ufeff \t").startswith("[")
 
 
 def _stream_json_lines(path: Path, column: str, form: TextFormat) -> Iterator[Any]:
     there: Iterable[str] | None = None
-    with open_text(path, form.encoding, newline="\n") as file:
+    with open_text(path, form, newline="\n") as file:
         for number, line in enumerate(checked_lines(file, path), start=1):
             if line.strip():
                 try:

@@ -68,7 +68,7 @@ def existing_file(path: str | PathLike[str]) -> Path:
     return Path(path)
 
 
-def read_text(path: str | PathLike[str], encoding: str = "utf-8") -> str:
+def read_text(path: str | PathLike[str], form: TextFormat = UTF8) -> str:
     """The text of a file without its byte order mark; line ends stay as they are.
 
     Raises:
@@ -77,22 +77,22 @@ def read_text(path: str | PathLike[str], encoding: str = "utf-8") -> str:
     """
     data = existing_file(path).read_bytes()
     try:
-        text = data.decode(encoding)
+        text = data.decode(form.encoding)
     except UnicodeError as error:
-        raise _wrong_encoding(path, encoding, data, error) from None
+        raise _wrong_encoding(path, form.encoding, data, error) from None
     if "\0" in text:
         raise _nul(path, text.count("\n", 0, text.index("\0")) + 1)
     return text.removeprefix(_MARK)
 
 
 @contextmanager
-def open_text(path: str | PathLike[str], encoding: str = "utf-8", newline: str = "") -> Iterator[TextIO]:
+def open_text(path: str | PathLike[str], form: TextFormat = UTF8, newline: str = "") -> Iterator[TextIO]:
     """Open a file to read it piece by piece, byte order mark included; raises as `read_text`, without the line."""
     try:
-        with existing_file(path).open(encoding=encoding, newline=newline) as file:
+        with existing_file(path).open(encoding=form.encoding, newline=newline) as file:
             yield file
     except UnicodeError as error:
-        raise _wrong_encoding(path, encoding, b"", error) from None
+        raise _wrong_encoding(path, form.encoding, b"", error) from None
 
 
 def checked_lines(lines: Iterable[str], path: str | PathLike[str]) -> Iterator[str]:

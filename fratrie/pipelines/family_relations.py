@@ -140,7 +140,7 @@ def config_thresholds(config: PreTrainedConfig) -> dict[str, float]:
     given = getattr(config, "label_thresholds", None)
     if given is None:
         return dict.fromkeys(STUDY_LABELS, 0.5)
-    if isinstance(given, Mapping):
+    if not isinstance(given, list | tuple):
         return override_thresholds(dict.fromkeys(STUDY_LABELS, 0.5), given)
     labels = _label_names(config)
     if len(given) != len(labels):

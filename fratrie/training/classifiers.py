@@ -16,6 +16,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
+    CONFIG_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     AutoConfig,
     AutoModelForSequenceClassification,
@@ -145,14 +146,11 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> PreTrainedTokenizerBase:
         raise ValueError(f"{path} holds no tokenizer (tokenizer.json); train one with scripts/train_tokenizer.py")
     check_kinds(path)
     check_tokenizer_config(path)
-    has_config = (path / CONFIG).is_file()  # which is read for the tokenizer's class
-    if has_config:
-        check_config(path)
+    if (path / CONFIG).is_file() and check_config(path)["model_type"] in CONFIG_MAPPING:
+        load_config(path)  # whose errors AutoTokenizer, which reads it for the tokenizer's class, passes over
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the tokenizers library raises bare exceptions
-        if has_config:
-            load_config(path)  # which says so where the config is to blame
         package = missing_reader(path)
         needed = f" Its .model file needs a package: pip install {package}" if package else ""
         raise ValueError(f"the tokenizer in {path} cannot be read: {reason_of(error)}{needed}") from error

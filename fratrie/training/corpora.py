@@ -81,7 +81,7 @@ def _stream_file(path: Path, text_column: str, form: TextFormat) -> Iterator[Any
     if path.suffix.lower() != ".txt":
         yield from stream_column(path, text_column, form)
         return
-    with open_text(path, form.encoding, newline="\n") as file:
+    with open_text(path, form, newline="\n") as file:
         yield from (line.removesuffix("\n").removesuffix("\r") for line in checked_lines(file, path))
 
 

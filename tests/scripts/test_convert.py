@@ -277,7 +277,7 @@ def test_models_that_are_refused(convert, tmp_path):
     ("field", "value", "message"),
     [
         ("hidden_act", "nope", "names 'nope', which transformers does not know"),
-        ("hidden_size", "16", "cannot be converted: "),
+        ("hidden_size", "16", "config.json: Field 'hidden_size' expected int"),
         ("pad_token_id", 9999, "cannot be converted: "),
         ("vocab_size", 70, "by the configuration: mend that"),
     ],
