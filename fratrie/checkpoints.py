@@ -4,17 +4,18 @@ Everything here raises a `ValueError` (or an `OSError`) that names the file, wha
 one, the way out. No file outside the folder is read, but for what its own links lead to, as a hub's cache has them.
 """
 
+import copy
 import json
-import re
+from collections.abc import Callable
 from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import psutil
 import torch
 from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.initialization import no_init_weights
 
 from fratrie.data.text_files import existing_file
 
@@ -37,8 +38,6 @@ _READERS = {"sentencepiece": "sentencepiece", "google.protobuf": "protobuf"}
 _SENTENCE_FILES = (MODULES, "config_sentence_transformers.json", "sentence_bert_config.json")
 # Libraries make an object for each of these, so a slip of the pen would keep them busy for hours.
 _COUNTED, MOST_COUNTED = ("layer", "expert", "num_labels"), 10_000
-# A model may have so many new weights, besides as many as its file has.
-_MOST_NEW_WEIGHTS = 100_000_000
 
 
 def check_checkpoint_files(folder: str | PathLike[str]) -> dict[str, Any]:
@@ -155,66 +154,56 @@ def check_tokenizer_config(folder: Path) -> None:
         raise ValueError(f"{path}: model_max_length={length!r} must be a positive number")
 
 
-def check_weights(folder: str | PathLike[str]) -> dict[str, list[int]]:
+def check_weights(folder: str | PathLike[str]) -> None:
     """Check that the weights of a folder are whole, by the headers of their files.
-
-    Returns:
-        The shape of each tensor.
 
     Raises:
         ValueError: there are none, a file of several is missing or lies elsewhere, or one is damaged.
     """
     folder = Path(folder)
     if (folder / WEIGHTS).is_file():
-        return _shapes(folder / WEIGHTS)
+        _tensors_in(folder / WEIGHTS)
+        return
     index = folder / INDEX
     if not index.is_file():
         raise ValueError(f"{folder} has no weights: it lacks {WEIGHTS}")
     places = read_json(index).get("weight_map")
     if not isinstance(places, dict) or not places or not all(isinstance(name, str) for name in places.values()):
         raise ValueError(f"{index}: weight_map must name the file of each weight")
-    shapes: dict[str, list[int]] = {}
+    found: set[str] = set()
     for name in sorted(set(places.values())):
         if PurePosixPath(name).name != name or "\\" in name or not name.endswith(".safetensors"):
             raise ValueError(f"{index} names {name!r}: weights are read from .safetensors files in the folder itself")
         if not (folder / name).is_file():
             raise ValueError(f"{folder} is not complete: it lacks {name}, which {INDEX} names")
-        shapes |= _shapes(folder / name)
-    if lost := sorted(places.keys() - shapes.keys()):
+        found |= _tensors_in(folder / name)
+    if lost := sorted(places.keys() - found):
         raise ValueError(f"{folder} is not complete: {places[lost[0]]} lacks the weight {lost[0]}")
-    return shapes
 
 
-def _shapes(path: Path) -> dict[str, list[int]]:
-    """Shapes of the tensors in a file, whose header and length fit each other."""
+def _tensors_in(path: Path) -> set[str]:
+    """Names of the tensors in a file, whose header and length fit each other."""
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (no dict)
+            return set(file.keys())
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged: {error}") from error
 
 
-def check_size(model_class: type[PreTrainedModel], config: PreTrainedConfig, folder: str | PathLike[str]) -> None:
-    """Refuse a configuration whose model would be far larger than the weights of its folder, before it is built.
+def check_memory(make: Callable[[PreTrainedConfig], PreTrainedModel], config: PreTrainedConfig) -> None:
+    """Refuse the model that `make` builds of a configuration, on the meta device, if it exceeds the free memory.
 
     Raises:
-        ValueError: says both numbers.
+        ValueError: says both sizes, of weights in float32.
     """
-    shapes = check_weights(folder)
-    stored = sum(torch.Size(shape).numel() for shape in shapes.values())
-    complaint = f"{Path(folder) / CONFIG} does not fit the weights beside it"
-    for name, value in vars(config).items():
-        counts_layers = re.fullmatch(r"(num_|n_)?((hidden|encoder|decoder)_)?layers?", name)
-        if counts_layers and isinstance(value, int) and value > len(shapes):
-            raise ValueError(f"{complaint}: {name}={value}, and there are {len(shapes)} tensors")
-    try:
-        with torch.device("meta"), no_init_weights():
-            model = model_class(config)
-    except KeyError:  # an unknown activation, say, which loading will complain about
-        return
-    wanted = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
-    if wanted > 2 * stored + _MOST_NEW_WEIGHTS:
-        raise ValueError(f"{complaint}: a model of {wanted:,} weights, and there are {stored:,}")
+    with torch.device("meta"):
+        model = make(copy.deepcopy(config))
+    size = sum(part.numel() for part in (*model.parameters(), *model.buffers())) * 4
+    free = psutil.virtual_memory().available
+    if size > free:
+        raise ValueError(
+            f"a model of {size / 2**30:,.0f} GiB, where {free / 2**30:,.1f} are free: are its sizes meant?"
+        )
 
 
 def has_tokenizer(folder: str | PathLike[str]) -> bool:

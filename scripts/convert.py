@@ -23,7 +23,7 @@ from fratrie.checkpoints import (
     TOKENIZER_FILES,
     WEIGHTS,
     check_checkpoint_files,
-    check_size,
+    check_memory,
     has_tokenizer,
     missing_reader,
     reason_of,
@@ -176,7 +176,7 @@ def _read_ours(folder: Path, name: str, config: PreTrainedConfig) -> PreTrainedM
     our_class = getattr(fratrie, name, None)
     if not (isinstance(our_class, type) and issubclass(our_class, fratrie.FratriePreTrainedModel)):
         raise ValueError(f"{name!r} is no class of ours to read {folder} as: name one with --architecture")
-    check_size(our_class, config, folder)
+    check_memory(our_class, config)
     model, report = our_class.from_pretrained(folder, output_loading_info=True)
     if lost := sorted(report["missing_keys"]):
         raise ValueError(f"it lacks {len(lost)} weights of a {name}, such as {lost[0]}")
@@ -189,8 +189,7 @@ def _read_theirs(folder: Path, name: str, config: PreTrainedConfig) -> PreTraine
         recipe, head = find_recipe(config.model_type, name or None)
     except ValueError as error:
         raise ValueError(f"{error} Name one of them with --architecture.") from error
-    if any((folder / name).exists() for name in (WEIGHTS, INDEX)):
-        check_size(head.their_class, config, folder)
+    check_memory(head.their_class, config)
     model, report = load_checkpoint(head.ours, folder, output_loading_info=True)
     new = sorted(report["missing_keys"])
     if lost := [name for name in new if name.startswith(head.our_prefix) and not name.startswith("pooler.")]:

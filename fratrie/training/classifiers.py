@@ -1,15 +1,14 @@
 """Sentence classifiers of any Hugging Face family: built, loaded, weighted and frozen for fine-tuning."""
 
-import copy
 import logging
 import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import psutil
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import StrictDataclassError
@@ -34,6 +33,7 @@ from fratrie.checkpoints import (
     check_checkpoint_files,
     check_config,
     check_kinds,
+    check_memory,
     check_tokenizer_config,
     has_tokenizer,
     missing_reader,
@@ -204,18 +204,6 @@ def load_config(folder: str | os.PathLike[str]) -> PreTrainedConfig:
         raise ValueError(f"{Path(folder) / CONFIG}: {reason_of(error)}") from error
 
 
-def check_memory(auto: Any, config: PreTrainedConfig) -> None:
-    """Raise a `ValueError` where the weights of the model that `auto` makes of a config exceed the free memory."""
-    with torch.device("meta"):
-        model = auto.from_config(copy.deepcopy(config), dtype=torch.float32, trust_remote_code=False)
-    size = sum(part.numel() for part in (*model.parameters(), *model.buffers())) * 4
-    free = psutil.virtual_memory().available
-    if size > free:
-        raise ValueError(
-            f"a model of {size / 2**30:,.0f} GiB, where {free / 2**30:,.1f} are free: are its sizes meant?"
-        )
-
-
 def as_ours(config: PreTrainedConfig) -> PreTrainedConfig:
     """The config of our classifier for a checkpoint of a family that our block can be; other configs as they are."""
     recipe = RECIPES.get(config.model_type)
@@ -253,7 +241,7 @@ def new_classifier(
     if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         raise ValueError(f"model type {config.model_type!r} has no head that classifies sequences; use an encoder")
     try:
-        check_memory(AutoModelForSequenceClassification, config)
+        check_memory(partial(AutoModelForSequenceClassification.from_config, trust_remote_code=False), config)
         if checkpoint is None:
             model = AutoModelForSequenceClassification.from_config(
                 config, dtype=torch.float32, trust_remote_code=False
@@ -450,7 +438,7 @@ def load_classifier(
     if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         raise ValueError(f"{path}: model type {config.model_type!r} has no head that classifies sequences")
     try:
-        check_memory(AutoModelForSequenceClassification, config)
+        check_memory(partial(AutoModelForSequenceClassification.from_config, trust_remote_code=False), config)
         model, info = _read_model(path)
     except (ValueError, *LOADING_ERRORS) as error:
         raise ValueError(f"{path}: the model cannot be loaded: {reason_of(error)}") from error

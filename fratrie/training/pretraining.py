@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -21,11 +22,11 @@ from transformers import (
 )
 
 import fratrie  # noqa: F401 (registers its models)
-from fratrie.checkpoints import check_counts, read_json, reason_of
+from fratrie.checkpoints import check_counts, check_memory, read_json, reason_of
 from fratrie.tokenization import SIBLINGS, sentinel_token_ids, with_sibling
 
 from .batches import Collator
-from .classifiers import LOADING_ERRORS, check_checkpoint, check_memory, load_config, load_tokenizer
+from .classifiers import LOADING_ERRORS, check_checkpoint, load_config, load_tokenizer
 from .collators import MaskingCollator, PackedCausalCollator, SpanCorruptionCollator
 from .corpora import PackedRows, PlainRows, SentenceRows
 
@@ -135,7 +136,7 @@ def build_model(objective: ObjectiveName, config: PreTrainedConfig) -> PreTraine
             f"a {config.model_type} has no head for {objective}: use the model type {_SIBLINGS[objective]}"
         )
     try:
-        check_memory(auto, config)
+        check_memory(partial(auto.from_config, trust_remote_code=False), config)
         return _ready(auto.from_config(config, trust_remote_code=False))
     except (ValueError, *LOADING_ERRORS) as error:
         raise ValueError(f"the model {config.model_type} cannot be built: {reason_of(error)}") from error
@@ -147,7 +148,7 @@ def open_model(objective: ObjectiveName, folder: str) -> PreTrainedModel:
     auto = _AUTO_MODELS[objective]
     config = load_config(path)
     try:
-        check_memory(auto, config)
+        check_memory(partial(auto.from_config, trust_remote_code=False), config)
         model = auto.from_pretrained(
             path, dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
         )
