@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig
 from ..modeling.attention import CrossAttention, Mixer, SoftmaxAttention
 from ..modeling.experts import MixtureOfExperts
 from ..modeling.latent_attention import LatentAttention
-from ..modeling.linear_attention import LinearAttention
+from ..modeling.linear_attention import LinearAttention, chunks
 from .parameters import build_on_meta, require_positive
 
 
@@ -93,23 +93,15 @@ def _module_flops(module: nn.Module, tokens: int, source: int) -> int:
 
 
 def _linear_attention_flops(mixer: LinearAttention, length: int) -> int:
-    """Two products with the state a token, and where causal two within its chunk."""
+    """Two products with the state a token, and where causal two within its chunk, padding included."""
     width, head = mixer.q_proj.out_features, mixer.head_dim
-    flops = 4 * length * width * (head + 1)
-    if mixer.is_causal:
-        size = mixer.config.linear_chunk_size
-        chunks = [size] * (length // size) + [length % size]
-        flops += sum(2 * chunk * chunk * (width + width // head * (head + 1)) for chunk in chunks)
-    return flops
+    if not mixer.is_causal:
+        return 4 * length * width * (head + 1)
+    number, size = chunks(length, mixer.config.linear_chunk_size)
+    within = 2 * size * (width + width // head * (head + 1))
+    return number * size * (4 * width * (head + 1) + within)
 
 
 def _flops_without_gradient(module: nn.Module, length: int) -> int:
-    """FLOPs of the gradients of a module over one row that no parameter needs, its submodules left out."""
-    match module:
-        case nn.Conv2d():  # the pixels
-            return _module_flops(module, length, length)
-        case LinearAttention(is_causal=True):  # the empty state before the first chunk, and the one after the last
-            size = module.config.linear_chunk_size
-            first, last = min(size, length), length % size or size
-            return 2 * (first + 2 * last) * module.q_proj.out_features * (module.head_dim + 1)
-    return 0
+    """FLOPs of the gradients of a module over one row that no parameter needs: those of the pixels."""
+    return _module_flops(module, length, length) if isinstance(module, nn.Conv2d) else 0
