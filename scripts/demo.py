@@ -26,7 +26,7 @@ from transformers import DataCollatorForSeq2Seq, pipeline
 
 import fratrie
 from fratrie.data.corpus import load_family_relations
-from fratrie.files import write_json
+from fratrie.files import new_folder, write_json
 from fratrie.tokenization import train_byte_level_bpe
 from fratrie.training.baselines import score_baselines
 from fratrie.training.bootstrap import compare, comparison_table
@@ -192,8 +192,9 @@ def report(folder: Path, methods: dict[str, Any], comparison: dict[str, Any], se
     print(scores_table(methods))
     print(comparison_table(comparison))
     results = {"methods": methods, "comparison": comparison, "seconds": seconds}
-    write_json(folder / "metrics.json", results)
-    draw(methods, folder / "f1.png")
+    with new_folder(folder) as made:
+        write_json(made / "metrics.json", results)
+        draw(methods, made / "f1.png")
 
 
 def draw(methods: Mapping[str, Mapping[str, Any]], path: Path) -> None:

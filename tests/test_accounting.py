@@ -200,8 +200,10 @@ def test_training_flops_equal_torch(name, unchecked_positions):
 
 
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 16])
-def test_flops_of_linear_attention_count_whole_chunks(length):
+def test_chunks_of_linear_attention(length):
+    """Of 8 tokens at most, with the padding behind the last."""
     config = set_eager(copy.deepcopy(CONFIGS["linear causal"]))
+    assert forward_flops(config, 2, length) == count_flops(config, 2, length)
     assert training_flops(config, 2, length) == count_flops(config, 2, length, train=True)
 
 

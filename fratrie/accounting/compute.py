@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig
 from ..modeling.attention import CrossAttention, Mixer, SoftmaxAttention
 from ..modeling.experts import MixtureOfExperts
 from ..modeling.latent_attention import LatentAttention
-from ..modeling.linear_attention import LinearAttention, chunks_of
+from ..modeling.linear_attention import LinearAttention, chunks
 from .parameters import build_on_meta, require_positive
 
 
@@ -54,9 +54,8 @@ def training_flops(config: PreTrainedConfig, batch_size: int, length: int, sourc
     formed anew on a GPU, and misses all of the attention on a CPU, whose kernel it does not know.
     """
     forward = forward_flops(config, batch_size, length, source_length)
-    patches = (module for module in build_on_meta(config).modules() if isinstance(module, nn.Conv2d))
-    of_pixels = sum(_module_flops(module, length, length) for module in patches)  # whose gradient no weight needs
-    return 3 * forward - batch_size * of_pixels
+    unasked = sum(_flops_without_gradient(module, length) for module in build_on_meta(config).modules())
+    return 3 * forward - batch_size * unasked
 
 
 def flops_per_token(config: PreTrainedConfig, length: int, training: bool = False) -> float:
@@ -98,6 +97,11 @@ def _linear_attention_flops(mixer: LinearAttention, length: int) -> int:
     width, head = mixer.q_proj.out_features, mixer.head_dim
     if not mixer.is_causal:
         return 4 * length * width * (head + 1)
-    number, size = chunks_of(length, mixer.config.linear_chunk_size)
-    within = 2 * number * size * size * (width + width // head * (head + 1))
-    return 4 * number * size * width * (head + 1) + within
+    number, size = chunks(length, mixer.config.linear_chunk_size)
+    within = 2 * size * (width + width // head * (head + 1))
+    return number * size * (4 * width * (head + 1) + within)
+
+
+def _flops_without_gradient(module: nn.Module, length: int) -> int:
+    """FLOPs of the gradients of a module over one row that no parameter needs: those of the pixels."""
+    return _module_flops(module, length, length) if isinstance(module, nn.Conv2d) else 0

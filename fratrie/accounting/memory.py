@@ -7,7 +7,7 @@ V vocabulary.
 import torch
 from transformers import PreTrainedConfig
 
-from ..modeling.linear_attention import chunks_of
+from ..modeling.linear_attention import chunks
 from .parameters import build_on_meta, require_positive
 
 # Numbers that an activation keeps for each of its own: its input, but nothing where its output tells the gradient, and
@@ -154,9 +154,9 @@ def _mixer_numbers(stack: PreTrainedConfig, layer_type: str, length: int, dtype:
         return _latent_attention_numbers(stack) + _numbers_added_to_scores(stack, layer_type, length)
     if layer_type != "linear_attention":
         return _attention_numbers(stack) + _numbers_added_to_scores(stack, layer_type, length)
-    # In float32: feature maps, what they are made of, the state, and where causal the states and scores of all chunks.
-    number, size = chunks_of(length, stack.linear_chunk_size) if stack.is_causal_stack else (1, 0)
-    states = number * (head * (head + 1) + size**2) / length
+    # In float32: feature maps, what they are made of, and where causal the states and scores of a chunk.
+    _, size = chunks(length, stack.linear_chunk_size)
+    states = head * head / size + size if stack.is_causal_stack else 0
     return stack.hidden_size + heads * (9.5 * head + states) * max(1.0, 4 / dtype.itemsize)
 
 

@@ -22,14 +22,19 @@ def feature_map(x: torch.Tensor) -> torch.Tensor:
     return torch.where(x > 0, x + 1, x.clamp_max(0).exp())
 
 
-def chunks_of(length: int, most: int) -> tuple[int, int]:
-    """Into how many chunks of which size, `most` at the most, the causal form cuts a text.
+def chunks(length: int, longest: int) -> tuple[int, int]:
+    """Number and size of the chunks that a row of so many tokens is cut into, the last one perhaps with room left.
 
-    There are always two or more, and some padding behind the last: torch compiles other graphs for sizes of one and of
-    none.
+    In a compiled graph there are always two or more, and some room: torch makes other graphs for sizes of one and for
+    none. In an exported one there is one chunk: export cannot tell that several are enough.
     """
-    number = length // most + 2
-    return number, length // number + 1
+    if torch.compiler.is_exporting():
+        return 1, length
+    if torch.compiler.is_compiling():
+        number = length // longest + 2
+        return number, length // number + 1
+    number = -(-length // longest)
+    return number, -(-length // number)
 
 
 class LinearAttention(Mixer):
@@ -79,7 +84,7 @@ class LinearAttention(Mixer):
         position_bias: torch.Tensor | None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The formula above (see `Mixer.attend`), computed in float32 or better."""
+        """The formula above (see `Mixer.attend`), computed in float32 or better; under autocast not its products."""
         dtype = torch.promote_types(torch.float32, query.dtype)
         query_BHTC = feature_map(query.to(dtype))
         key_BHTC = feature_map(key.to(dtype))
@@ -104,17 +109,21 @@ class LinearAttention(Mixer):
         All chunks are computed at once, so that one compiled graph serves every length.
         """
         length = key_BHTC.shape[2]
-        number, size = chunks_of(length, self.config.linear_chunk_size)
-        if torch.compiler.is_exporting():  # which cannot tell that this many chunks of this size are enough
-            number, size = 1, length
+        number, size = chunks(length, self.config.linear_chunk_size)
+        room = number * size - length
         query, key, value = (
-            nn.functional.pad(x, (0, 0, 0, number * size - length)).unflatten(2, (number, size))
+            (nn.functional.pad(x, (0, 0, 0, room)) if room else x).unflatten(2, (number, size))
             for x in (query_BHTC, key_BHTC, value_BHTW)
         )
-        sums_BHNCW = key.transpose(-1, -2) @ value
         past_BHCW = self._past_state(cache)
-        past_BHCW = torch.zeros_like(sums_BHNCW[:, :, 0]) if past_BHCW is None else past_BHCW
-        states_BHNCW = torch.cat((past_BHCW.unsqueeze(2), sums_BHNCW), dim=2).cumsum(2)
+        if past_BHCW is None:
+            past_BHCW = key.new_zeros(*key.shape[:2], key.shape[-1], value.shape[-1])
+        # Under autocast too in float32: a state in half precision soon rounds every further token away.
+        sums_BHNCW = (key.transpose(-1, -2) @ value).to(key.dtype)
+        if number == 1:  # a token or a short text, for which a cumulative sum is slow on a CPU
+            states_BHNCW = torch.stack((past_BHCW, past_BHCW + sums_BHNCW[:, :, 0]), dim=2)
+        else:
+            states_BHNCW = torch.cat((past_BHCW.unsqueeze(2), sums_BHNCW), dim=2).cumsum(2)
         if cache is not None:
             cache.update_recurrent_state(states_BHNCW[:, :, -1], self.layer_idx)
             # Hugging Face marks a state as present when it stores a convolution, which this mixer has not.

@@ -104,6 +104,17 @@ def test_state_is_kept_in_float32_for_half_precision():
     torch.testing.assert_close(torch.cat(pieces, 1), expected, rtol=0.1, atol=0.1)
 
 
+@torch.no_grad()
+def test_state_takes_in_every_token_under_autocast():
+    """In bfloat16, 256 and 1 are 256."""
+    mixer = build(dtype=torch.float32).layers[0].mixer
+    cache, ones = DynamicCache(config=mixer.config), [torch.zeros(1, heads, 1, 4) for heads in (4, 2, 2)]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for _ in range(600):
+            mixer.attend(*ones, None, None, cache=cache)
+    assert (cache.layers[0].recurrent_states[0][..., -1] == 600).all()  # features of zeros are ones
+
+
 def test_beams_reorder_the_state():
     model = build()
     cache = DynamicCache(config=model.config)
