@@ -6,7 +6,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -102,10 +102,11 @@ def task_of(features: Features) -> Task:
 def targets_of(dataset: Dataset) -> NDArray[Any]:
     """Targets as models take them: indicators (N, L) float, classes (N,) int or values (N,) float."""
     task = task_of(dataset.features)
+    labels = dataset["labels"][:]  # at once: row by row takes many times as long
     if task.problem_type != MULTI_LABEL:
-        return np.asarray(dataset["labels"], dtype=np.int64 if task.problem_type == SINGLE_LABEL else np.float32)
+        return np.asarray(labels, dtype=np.int64 if task.problem_type == SINGLE_LABEL else np.float32)
     targets = np.zeros((len(dataset), len(task.labels)), dtype=np.float32)
-    for row, indices in enumerate(dataset["labels"]):
+    for row, indices in enumerate(labels):
         targets[row, indices] = 1
     return targets
 
@@ -171,9 +172,12 @@ def load_parts(options: DataOptions, seed: int = 0) -> DatasetDict:
     files = {part: path for part, path in paths.items() if path is not None}
     columns = (options.text_column, options.label_column, options.group_column, options.text_format())
     if not files:
+        _refuse_options_of_files(options)
         parts = load_family_relations()
     elif "train" not in files:
         raise ValueError(f"a {' and '.join(files)} file without a train file: give --train_file too")
+    elif options.problem_type == REGRESSION and options.label_names:
+        raise ValueError(f"label_names={options.label_names!r}: real values have no labels, leave the names out")
     else:
         train = read_labelled(files.pop("train"), options.label_names, options.problem_type, *columns)
         task = task_of(train.features)
@@ -186,6 +190,13 @@ def load_parts(options: DataOptions, seed: int = 0) -> DatasetDict:
         if part in parts:
             tell_overlap(part, parts[part]["text"][:], parts["train"]["text"][:])
     return parts
+
+
+def _refuse_options_of_files(options: DataOptions) -> None:
+    reading = [each.name for each in fields(ReadingOptions)]
+    for name in (*reading, "label_column", "group_column", "problem_type", "label_names"):
+        if (value := getattr(options, name)) != getattr(DataOptions, name):
+            raise ValueError(f"{name}={value!r} says how a file is read, and the shipped corpus is none: omit it")
 
 
 def _check_two_classes(task: Task) -> None:

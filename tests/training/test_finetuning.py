@@ -152,6 +152,15 @@ def test_a_label_unknown_to_train_is_named_in_test(tmp_path):
         load_parts(DataOptions(test_file=test))
 
 
+@pytest.mark.parametrize("given", [{"problem_type": REGRESSION}, {"label_column": "score"}, {"label_names": ["a", "b"]}])
+def test_options_without_effect_are_refused(tmp_path, given):
+    with pytest.raises(ValueError, match=f"{next(iter(given))}=.*shipped corpus"):
+        load_parts(DataOptions(**given))
+    train = write_rows(tmp_path / "train.jsonl", [{"text": "x", "labels": 1}, {"text": "y", "labels": 2}])
+    with pytest.raises(ValueError, match=r"label_names=\['a'\]: real values have no labels"):
+        load_parts(DataOptions(train_file=train, problem_type=REGRESSION, label_names=["a"]))
+
+
 def test_real_values_are_read_for_regression(tmp_path):
     columns = {"problem_type": REGRESSION, "label_column": "score", "group_column": "who"}
     rows = [{"text": "x", "score": 0.5, "who": "a"}, {"text": "y", "score": "2", "who": "b"}]
