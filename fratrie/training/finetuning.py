@@ -432,12 +432,13 @@ def prepare_output(
     if _MODEL_FILES.fullmatch(output.name):
         raise ValueError(f"{path} has the name of a file that belongs to a model: choose another --output_file")
     try:
-        output.parent.mkdir(parents=True, exist_ok=True)
+        place = Path(os.path.realpath(output)).parent  # it is made there and renamed
+        place.mkdir(parents=True, exist_ok=True)
         if _exists(output):
             _check_replaceable(output, read, model)
             if not overwrite and not (is_ours and is_ours(output)):
                 raise ValueError(f"{path} is no earlier output for this model: choose another file, or --overwrite")
-        if not os.access(os.path.dirname(os.path.realpath(output)), os.W_OK | os.X_OK):  # it is made there and renamed
+        if not os.access(place, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         raise type(error)(f"cannot write {path} ({error.strerror}): choose another --output_file") from error
