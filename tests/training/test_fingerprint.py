@@ -160,11 +160,5 @@ def test_tokenizers_by_their_vocabulary_however_they_were_used(tmp_path):
     assert fingerprint_tokenizer(second) != before and fingerprint_tokenizer(None) is None
 
 
-def test_tokenizers_of_equal_vocabularies_that_read_texts_otherwise_differ():
-    for_encoder, for_decoder = (train_character_tokenizer(["abc"], sibling=each) for each in ("encoder", "decoder"))
-    assert for_encoder.get_vocab() == for_decoder.get_vocab()
-    assert fingerprint_tokenizer(for_encoder) != fingerprint_tokenizer(for_decoder)
-
-
 def test_differences_name_both_values():
     assert differences({"a": 1, "b": [2]}, {"a": 1, "b": [3], "c": None}) == ["b: [2] then, [3] now"]
