@@ -164,7 +164,7 @@ def held(folder: Path) -> Iterator[bool]:
     descriptor = os.open(folder, os.O_RDONLY)
     _held.add(descriptor)
     try:
-        yield _lock(descriptor)
+        yield _lock(descriptor, folder)
     finally:
         if descriptor in _held:  # not so in a process that was forked inside of the block
             _held.remove(descriptor)
@@ -181,11 +181,11 @@ if fcntl:
     os.register_at_fork(after_in_child=_let_go)
 
 
-def _lock(descriptor: int) -> bool:
+def _lock(descriptor: int, folder: Path) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise
+        raise BlockingIOError(f"another process is writing in {folder}: wait for its end or choose another") from None
     except OSError:  # a file system without locks
         return False
     return True
@@ -208,7 +208,8 @@ def _aside(path: Path, parent: Path) -> Iterator[Path]:
         code = _system_error(error)
         if code is None or not _is_about(error, path, folder):
             raise
-        reason = getattr(error, "strerror", None) or os.strerror(code)
+        # Of a file within a folder that is made, the cause alone: its name would be that of the hidden folder.
+        reason = getattr(error.__cause__ or error, "strerror", None) or os.strerror(code)
         raise OSError(code, f"cannot write {path}: {reason}") from error
 
 

@@ -10,6 +10,7 @@ A checkpoint of ours is pruned in the same way: --from runs/e5 --out runs/e5-sma
 """
 
 import shutil
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -35,7 +36,7 @@ from fratrie.conversion.pruning import prune_vocabulary
 from fratrie.conversion.recipe import Head, Recipe
 from fratrie.data.loading import load_texts
 from fratrie.export import carries_code
-from fratrie.files import new_folder
+from fratrie.files import held, new_folder
 from fratrie.training.classifiers import checkpoint_folder, load_config
 from fratrie.training.cli import run
 from fratrie.training.options import ReadingOptions, read_options
@@ -98,7 +99,7 @@ def main() -> None:
         model, processor = prune_vocabulary(model, processor, texts)
         print(f"vocabulary: {len(processor):,} pieces kept")
     out = Path(options.out)
-    with new_folder(out) as folder:
+    with held(out) if out.is_dir() else nullcontext(), new_folder(out) as folder:
         model.save_pretrained(folder)
         if processor is not None:
             processor.save_pretrained(folder)
@@ -133,11 +134,11 @@ def _check(options: ConversionOptions) -> None:
 
 def _refuse_replacing(out: Path, names: list[str]) -> None:
     """Raise a `ValueError` for files of these names, and for weights, which those of another model would replace."""
-    held = sorted(
+    there = sorted(
         {name for name in names if (out / name).exists()} | {file.name for file in out.glob("*.safetensors")}
     )
-    if held:
-        what = "a model" if CONFIG in held else ", ".join(held)
+    if there:
+        what = "a model" if CONFIG in there else ", ".join(there)
         raise ValueError(f"{out} holds {what}, which would be lost: choose another --out, or say --overwrite")
 
 

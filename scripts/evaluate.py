@@ -56,7 +56,7 @@ def main() -> None:
     else:
         dataset = load_family_relations()[options.part]
     targets = aligned_targets(dataset, task)
-    rows = encode(dataset["text"], model, tokenizer, options.max_length, targets)
+    rows = encode(dataset["text"][:], model, tokenizer, options.max_length, targets)
     scores = score_rows(model.to(accelerator.device), accelerator, rows, tokenizer, options.batch_size)
     if accelerator.is_main_process:
         print(scores_table({Path(options.model).resolve().name: scores}))

@@ -286,7 +286,7 @@ def _prepare(data: DataOptions, choices: ModelOptions, options: FinetuningOption
     if task.problem_type != REGRESSION:
         _log_labels(parts["train"], task.labels)
     rows = {
-        part: encode(dataset["text"], model, tokenizer, data.max_length, targets_of(dataset))
+        part: encode(dataset["text"][:], model, tokenizer, data.max_length, targets_of(dataset))
         for part, dataset in parts.items()
     }
     return Run(data, choices, options, accelerator, parts, model, tokenizer, rows)

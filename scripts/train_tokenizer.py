@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from fratrie.checkpoints import CONFIG, TOKENIZER_CONFIG, TOKENIZER_FILES
 from fratrie.data.loading import load_texts
 from fratrie.data.text_files import existing_file, read_text
-from fratrie.files import new_folder
+from fratrie.files import held, new_folder
 from fratrie.tokenization import Sibling, train_byte_level_bpe, train_character_tokenizer
 from fratrie.training.cli import run
 from fratrie.training.corpora import named_texts
@@ -77,9 +77,10 @@ def main() -> None:
     texts = _texts(arguments)
     _prepare_folder(arguments.output_dir, arguments.overwrite)
     sample: list[str] = []
-    tokenizer = _train(_remember(texts, sample), arguments)
-    with new_folder(arguments.output_dir) as folder:
-        tokenizer.save_pretrained(folder)
+    with held(Path(arguments.output_dir)):  # a run that is writing there would put its own tokenizer in the place
+        tokenizer = _train(_remember(texts, sample), arguments)
+        with new_folder(arguments.output_dir) as folder:
+            tokenizer.save_pretrained(folder)
     print(_summary(tokenizer, sample, arguments))
 
 
@@ -105,10 +106,10 @@ def _file_texts(path: str, arguments: TokenizerArguments) -> list[str]:
 
 
 def _prepare_folder(path: str, overwrite: bool) -> None:
-    held = [name for name in (*TOKENIZER_FILES, TOKENIZER_CONFIG, CONFIG) if (Path(path) / name).exists()]
-    if held and not overwrite:
+    there = [name for name in (*TOKENIZER_FILES, TOKENIZER_CONFIG, CONFIG) if (Path(path) / name).exists()]
+    if there and not overwrite:
         raise ValueError(
-            f"{path} holds {held[0]}, and a model would read other tokens than it has learnt: choose another "
+            f"{path} holds {there[0]}, and a model would read other tokens than it has learnt: choose another "
             "--output_dir, or say --overwrite"
         )
     try:

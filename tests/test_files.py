@@ -249,6 +249,16 @@ def test_a_full_disk_is_an_error_of_the_system_whoever_says_it(tmp_path, error):
     assert raised.value.errno == errno.ENOSPC and names(tmp_path) == []
 
 
+def test_a_file_within_a_folder_is_told_by_the_folder(tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(OSError) as raised, files.new_folder(tmp_path / "model") as folder:
+        monkeypatch.setattr(files, "flush", full)
+        files.write_text(folder / "code.py", "x = 1")
+    assert raised.value.strerror == f"cannot write {tmp_path / 'model'}: No space left on device"
+
+
 def test_other_failures_keep_their_words(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"input\.csv"), files.new_file(tmp_path / "output.csv"):
         (tmp_path / "input.csv").read_text()

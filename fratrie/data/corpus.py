@@ -64,7 +64,7 @@ def split_by_respondent(dataset: Dataset, validation_size: float = 0.1, seed: in
         )
     if not 0 < validation_size < 1:
         raise ValueError(f"validation_size={validation_size} must lie strictly between 0 and 1")
-    groups = list(dataset["respondent"])
+    groups = dataset["respondent"][:]
     respondents = len(set(groups))
     if respondents < 2:
         raise ValueError(

@@ -73,7 +73,7 @@ def load_labelled(
         if label_column == "labels" and "labels" not in table.columns and "code" in table.columns:
             label_column = "code"
     problems: Problems = defaultdict(list)
-    columns, features = _texts_and_speakers(table, text_column, group_column, problems)
+    columns, features = _texts_and_speakers(table, text_column, label_column, group_column, problems)
     cells = _label_cells(table, label_column)
     names = _checked_names(label_names if label_names is not None else table.class_names.get(label_column))
     is_open = label_names is None or multi_label is None
@@ -106,7 +106,7 @@ def load_values(
     """
     table = read_table(path, form)
     problems: Problems = defaultdict(list)
-    columns, features = _texts_and_speakers(table, text_column, group_column, problems)
+    columns, features = _texts_and_speakers(table, text_column, label_column, group_column, problems)
     columns["labels"] = []
     for number, cell in enumerate(table.column(label_column, "label_column"), start=1):
         try:
@@ -247,13 +247,18 @@ def _annotation_table(path: Path, continuation: str, form: TextFormat) -> Table:
 
 
 def _texts_and_speakers(
-    table: Table, text_column: str, group_column: str | None, problems: Problems
+    table: Table, text_column: str, label_column: str, group_column: str | None, problems: Problems
 ) -> tuple[dict[str, list[Any]], dict[str, Any]]:
     """The columns `text` and, where the file names who speaks or it is asked for, `respondent`; and their features."""
+    usual = [name for name in ("respondent", "group") if name in table.columns.keys() - {text_column, label_column}]
+    name = group_column or next(iter(usual), None)
+    parts = {"text_column": text_column, "label_column": label_column, "group_column": name}
+    if len(set(parts.values())) < len(parts):
+        shown = ", ".join(f"{part}={column!r}" for part, column in parts.items())
+        raise ValueError(f"{table.path}: {shown}: texts, labels and speakers need a column each")
     columns = {"text": table.column(text_column, "text_column")}
     features: dict[str, Any] = {"text": Value("string")}
     _check_texts(columns["text"], problems)
-    name = group_column or next((name for name in ("respondent", "group") if name in table.columns), None)
     if name is None:
         return columns, features
     speakers = table.column(name, "group_column")

@@ -82,6 +82,8 @@ def find_checkpoint(output_dir: Path, name: str) -> Path:
         if not checkpoints:
             raise ValueError(f"{output_dir} holds no checkpoint to resume from; start without resuming")
         path = checkpoints[-1][1]
+    if not path.is_dir():
+        raise ValueError(f"there is no folder {path}: give a path, as {output_dir / path.name}, or last")
     missing = [file for file in (STATE_FILE, OPTIMIZER_FILE, "config.json") if not (path / file).is_file()]
     if missing:
         raise ValueError(f"{path} is no checkpoint to resume from: it lacks {', '.join(missing)}; {_way_out(path)}")
@@ -200,7 +202,7 @@ def load_state(path: Path) -> dict[str, Any]:
 
     Raises:
         EarlierVersionError: a checkpoint of ours without checksums.
-        ValueError: a folder without a state, a damaged one, or one of another trainer.
+        ValueError: a folder without a state, a damaged one, one of another trainer, or a copy under another name.
     """
     file = path / STATE_FILE
     if not file.is_file():
@@ -219,6 +221,8 @@ def load_state(path: Path) -> dict[str, Any]:
         )
     if known.pop(_CHECKSUM, None) != digest_of(known):
         raise ValueError(f"{file} is damaged: it is not as it was saved; {_way_out(path)}")
+    if path.name != (name := f"checkpoint-{known['run']['step']}"):
+        raise ValueError(f"{path} is a copy of {name} under another name: {_way_out(path)}")
     return known
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import sys
@@ -22,7 +23,10 @@ def run(main: Callable[[], object]) -> None:
     """Call `main`; what a user causes ends as one line, `error: …`, with exit code 2.
 
     A signal that asks to stop ends it with one line and 128 + its number. Our own mistakes keep their traceback.
+    Letters that the terminal cannot show are printed as `\\u0153`.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with stopping_at_once(), _threads_that_tell_one_line():
             main()

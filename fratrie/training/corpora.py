@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import datasets
 from transformers import PreTrainedTokenizerBase
 
+from fratrie.checkpoints import read_json
 from fratrie.data.annotation import excerpt, text_problem
 from fratrie.data.hub import may_be_hub_id
 from fratrie.data.loading import load_texts
@@ -106,13 +107,17 @@ def named_texts(
 def _load(
     name: str, configuration: str | None, split: str, streaming: bool
 ) -> datasets.Dataset | datasets.IterableDataset:
-    folder = Path(name)
-    if (folder / "dataset_dict.json").exists():
-        folder = folder / split
-    if (folder / "state.json").exists():
-        saved = datasets.load_from_disk(folder)
-        return saved.to_iterable_dataset() if streaming else saved
-    return datasets.load_dataset(name, configuration, split=split, streaming=streaming)
+    parts, state = Path(name, "dataset_dict.json"), Path(name, "state.json")
+    if not (parts.is_file() or state.is_file()):
+        return datasets.load_dataset(name, configuration, split=split, streaming=streaming)
+    if configuration:
+        raise ValueError(f"it was saved by `datasets`, without a configuration: leave out {configuration!r}")
+    there = read_json(parts).get("splits", []) if parts.is_file() else [read_json(state).get("_split") or "train"]
+    if split not in there and (parts.is_file() or split != "train"):
+        raise ValueError(f"it was saved by `datasets`, and has the split {' or '.join(there)}")
+    datasets.disable_caching()  # which would put files into this folder
+    saved = datasets.load_from_disk(parts.parent / split if parts.is_file() else name)
+    return saved.to_iterable_dataset() if streaming else saved
 
 
 def only_text(dataset: AnyDataset, text_column: str, source: str = "the data") -> AnyDataset:

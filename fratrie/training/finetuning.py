@@ -6,7 +6,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -102,10 +102,11 @@ def task_of(features: Features) -> Task:
 def targets_of(dataset: Dataset) -> NDArray[Any]:
     """Targets as models take them: indicators (N, L) float, classes (N,) int or values (N,) float."""
     task = task_of(dataset.features)
+    labels = dataset["labels"][:]  # at once: row by row takes many times as long
     if task.problem_type != MULTI_LABEL:
-        return np.asarray(dataset["labels"], dtype=np.int64 if task.problem_type == SINGLE_LABEL else np.float32)
+        return np.asarray(labels, dtype=np.int64 if task.problem_type == SINGLE_LABEL else np.float32)
     targets = np.zeros((len(dataset), len(task.labels)), dtype=np.float32)
-    for row, indices in enumerate(dataset["labels"]):
+    for row, indices in enumerate(labels):
         targets[row, indices] = 1
     return targets
 
@@ -171,9 +172,12 @@ def load_parts(options: DataOptions, seed: int = 0) -> DatasetDict:
     files = {part: path for part, path in paths.items() if path is not None}
     columns = (options.text_column, options.label_column, options.group_column, options.text_format())
     if not files:
+        _refuse_options_of_files(options)
         parts = load_family_relations()
     elif "train" not in files:
         raise ValueError(f"a {' and '.join(files)} file without a train file: give --train_file too")
+    elif options.problem_type == REGRESSION and options.label_names:
+        raise ValueError(f"label_names={options.label_names!r}: real values have no labels, leave the names out")
     else:
         train = read_labelled(files.pop("train"), options.label_names, options.problem_type, *columns)
         task = task_of(train.features)
@@ -186,6 +190,13 @@ def load_parts(options: DataOptions, seed: int = 0) -> DatasetDict:
         if part in parts:
             tell_overlap(part, parts[part]["text"][:], parts["train"]["text"][:])
     return parts
+
+
+def _refuse_options_of_files(options: DataOptions) -> None:
+    reading = [each.name for each in fields(ReadingOptions)]
+    for name in (*reading, "label_column", "group_column", "problem_type", "label_names"):
+        if (value := getattr(options, name)) != getattr(DataOptions, name):
+            raise ValueError(f"{name}={value!r} says how a file is read, and the shipped corpus is none: omit it")
 
 
 def _check_two_classes(task: Task) -> None:
@@ -421,12 +432,13 @@ def prepare_output(
     if _MODEL_FILES.fullmatch(output.name):
         raise ValueError(f"{path} has the name of a file that belongs to a model: choose another --output_file")
     try:
-        output.parent.mkdir(parents=True, exist_ok=True)
+        place = Path(os.path.realpath(output)).parent  # it is made there and renamed
+        place.mkdir(parents=True, exist_ok=True)
         if _exists(output):
             _check_replaceable(output, read, model)
             if not overwrite and not (is_ours and is_ours(output)):
                 raise ValueError(f"{path} is no earlier output for this model: choose another file, or --overwrite")
-        if not os.access(os.path.dirname(os.path.realpath(output)), os.W_OK | os.X_OK):  # it is made there and renamed
+        if not os.access(place, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         raise type(error)(f"cannot write {path} ({error.strerror}): choose another --output_file") from error

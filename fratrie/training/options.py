@@ -16,14 +16,18 @@ def read_options(description: str | None, *kinds: type) -> tuple[Any, ...]:
     """The options of the command line, an object of each of the dataclasses.
 
     Raises:
-        ValueError: an empty text, as an unset variable of the shell leaves it, or a number that is not finite.
+        ValueError: an empty text, as an unset variable of the shell leaves it, one that is not UTF-8, or a number that
+            is not finite.
     """
     parser = HfArgumentParser(cast(Any, kinds), description=description, allow_abbrev=False)
     found = parser.parse_args_into_dataclasses()
     given = [(each, getattr(part, each.name)) for part in found for each in fields(part)]
     for each, value in given:
-        if value != each.default and "" in (value if isinstance(value, list) else [value]):
+        texts = [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
+        if value != each.default and "" in texts:
             raise ValueError(f"--{each.name} is empty: give it a value (is a variable of the shell unset?) or omit it")
+        if wrong := [text for text in texts if text.encode(errors="replace").decode() != text]:
+            raise ValueError(f"--{each.name} {wrong[0]!r} is not UTF-8, as the names of files must be: rename it")
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"--{each.name} {value}: expected a finite number")
     return found

@@ -257,6 +257,17 @@ def test_groups_are_kept(tmp_path):
     refused(path, "no column 'speaker'", "'text', 'labels', 'group', 'who'", group_column="speaker")
 
 
+def test_one_column_plays_one_part(tmp_path):
+    rows = [{"text": "a", "labels": "x", "group": "g"}, {"text": "b", "labels": "y", "group": "h"}]
+    path = make_rows(tmp_path / "rows.csv", rows)
+    refused(path, "text_column='text', label_column='text'", label_column="text")
+    refused(path, "text_column='labels', label_column='labels'", text_column="labels")
+    refused(path, "group_column='labels'", group_column="labels")
+    with pytest.raises(ValueError, match="a column each"):
+        load_values(path, group_column="text")
+    assert load_labelled(path, label_column="group").column_names == ["text", "labels"]
+
+
 def test_missing_group_is_named(tmp_path):
     rows = [{"text": "a", "labels": "x", "respondent": "1"}, {"text": "b", "labels": "y", "respondent": ""}]
     refused(make_rows(tmp_path / "rows.csv", rows), "row 2: no respondent")

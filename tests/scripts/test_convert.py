@@ -32,6 +32,7 @@ from transformers import (
 )
 
 import fratrie
+from fratrie import files
 
 WIDTHS = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
 SPECIALS = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
@@ -201,6 +202,8 @@ def test_a_model_is_overwritten_on_request_alone(convert, folder, tmp_path):
     (out / "config.json").write_text("{}")
     refused(convert(source, out), "holds a model", "--overwrite")
     assert (out / "config.json").read_text() == "{}"
+    with files.held(out):
+        refused(convert(source, out, "--overwrite"), f"another process is writing in {out}")
     code, _, stderr = convert(source, out, "--overwrite")
     assert code == 0, stderr
     assert read(out / "config.json")["model_type"] == "fratrie_encoder"

@@ -11,6 +11,7 @@ import datasets
 import pytest
 from transformers import AutoTokenizer
 
+from fratrie import files
 from fratrie.tokenization import sentinel_token_ids, train_byte_level_bpe
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_tokenizer.py"
@@ -202,6 +203,14 @@ def test_a_tokenizer_is_replaced_only_if_asked_for(train, tmp_path, monkeypatch)
     assert json.loads((out / "tokenizer.json").read_text())["model"]["type"] == "BPE"
     assert (out / "model.safetensors").read_bytes() == b"{}" and (out / "config.json").read_bytes() == b"{}"
     assert not [file for file in tmp_path.rglob(".incomplete*")]
+
+
+def test_a_folder_in_which_a_run_is_writing_is_refused(train, tmp_path):
+    path = write(tmp_path / "a.txt", "maman\n" * 3)
+    with files.held(tmp_path):
+        code, _, err = train("--files", path, output=tmp_path)
+    assert code == 2 and err.startswith(f"error: another process is writing in {tmp_path}: ")
+    assert [file.name for file in tmp_path.iterdir()] == ["a.txt"]
 
 
 @pytest.mark.parametrize(

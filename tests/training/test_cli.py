@@ -1,5 +1,7 @@
+import io
 import os
 import signal
+import sys
 import threading
 
 import pytest
@@ -83,6 +85,13 @@ def test_what_nohup_ignores_stays_ignored():
 def test_own_mistakes_keep_their_traceback():
     with pytest.raises(ZeroDivisionError):
         run(lambda: 1 // 0)
+
+
+def test_letters_that_a_terminal_lacks_end_nothing(monkeypatch):
+    bytes_out = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(bytes_out, encoding="latin-1", write_through=True))
+    run(lambda: print("sœur, mère"))
+    assert bytes_out.getvalue() == b"s\\u0153ur, m\xe8re\n"
 
 
 def test_nothing_said_on_success(capsys):

@@ -148,6 +148,27 @@ def test_folder_of_a_dataset(tmp_path):
         named_texts(str(tmp_path / "nowhere"), None, "train")
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_saved_datasets_give_the_split_asked_for_and_stay_as_they_are(tmp_path, tokenizer, streaming):
+    one = datasets.Dataset.from_dict({"text": TEXTS})
+    datasets.DatasetDict(train=one, test=one.select([1])).save_to_disk(tmp_path / "parts")
+    one.save_to_disk(tmp_path / "one")
+    before = sorted(tmp_path.rglob("*"))
+    texts = named_texts(str(tmp_path / "parts"), None, "test", streaming=streaming)
+    assert [row["text"] for row in texts] == TEXTS[1:2]
+    texts = named_texts(str(tmp_path / "one"), None, "train", streaming=streaming)
+    assert len(list(make_rows(texts, PlainRows(tokenizer, 8), "train"))) >= len(TEXTS)
+    assert sorted(tmp_path.rglob("*")) == before, "datasets keeps what it has made of a folder in it"
+    for name, configuration, split, told in (
+        ("parts", None, "dev", "split train or test"),
+        ("parts", None, "train[:1]", "split train or test"),
+        ("one", None, "test", "split train"),
+        ("one", "fr", "train", "leave out 'fr'"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            named_texts(str(tmp_path / name), configuration, split, streaming=streaming)
+
+
 def test_other_columns_and_blank_texts_go():
     data = datasets.Dataset.from_dict({"body": ["a", " ", "b"], "text": [1, 2, 3]})
     assert only_text(data, "body").to_list() == [{"text": "a"}, {"text": "b"}]

@@ -13,6 +13,7 @@ from transformers import AutoModelForSequenceClassification, BertConfig, Camembe
 
 from fratrie import FratrieEncoderConfig
 from fratrie.data import LABELS
+from fratrie.files import write_json
 from fratrie.tokenization import train_byte_level_bpe
 from fratrie.training.bootstrap import bootstrap_f1
 from fratrie.training.classifiers import Task
@@ -152,6 +153,15 @@ def test_a_label_unknown_to_train_is_named_in_test(tmp_path):
         load_parts(DataOptions(test_file=test))
 
 
+@pytest.mark.parametrize("given", [{"problem_type": REGRESSION}, {"label_column": "score"}, {"label_names": ["a"]}])
+def test_options_without_effect_are_refused(tmp_path, given):
+    with pytest.raises(ValueError, match=f"{next(iter(given))}=.*shipped corpus"):
+        load_parts(DataOptions(**given))
+    train = write_rows(tmp_path / "train.jsonl", [{"text": "x", "labels": 1}, {"text": "y", "labels": 2}])
+    with pytest.raises(ValueError, match=r"label_names=\['a'\]: real values have no labels"):
+        load_parts(DataOptions(train_file=train, problem_type=REGRESSION, label_names=["a"]))
+
+
 def test_real_values_are_read_for_regression(tmp_path):
     columns = {"problem_type": REGRESSION, "label_column": "score", "group_column": "who"}
     rows = [{"text": "x", "score": 0.5, "who": "a"}, {"text": "y", "score": "2", "who": "b"}]
@@ -280,6 +290,9 @@ def test_an_output_that_cannot_be_written_fails_before_the_work(tmp_path):
     kept = tmp_path / "kept.json"
     kept.write_text("1")
     assert prepare_output(kept, overwrite=True).read_text() == "1"
+    (tmp_path / "link.json").symlink_to("newer/scores.json")
+    write_json(prepare_output(tmp_path / "link.json"), 1)
+    assert json.loads((tmp_path / "newer" / "scores.json").read_text()) == 1
     for wrong in (tmp_path, kept / "below.json"):
         with pytest.raises(OSError, match=f"cannot write {wrong} .*choose another --output_file"):
             prepare_output(wrong)

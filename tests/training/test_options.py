@@ -1,3 +1,4 @@
+import os
 import sys
 from dataclasses import dataclass, field, fields
 
@@ -84,6 +85,7 @@ class _Options(ReadingOptions):
         (["--file", ""], "--file is empty"),
         (["--files", "a", ""], "--files is empty"),
         (["--text_column", ""], "--text_column is empty"),
+        (["--files", "a", os.fsdecode(b"caf\xe9.txt")], r"--files 'caf\\udce9.txt' is not UTF-8"),
         (["--rate", "inf"], "--rate inf: expected a finite number"),
         (["--rate", "nan"], "--rate nan: expected a finite number"),
     ],

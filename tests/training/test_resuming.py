@@ -186,6 +186,21 @@ def test_going_back_to_an_older_checkpoint_keeps_the_runs_own_newest(tmp_path, c
     assert_equal_weights(unbroken, model)
 
 
+def test_a_checkpoint_that_is_not_there_is_not_called_damaged(tmp_path):
+    with pytest.raises(ValueError, match=f"no folder checkpoint-2: give .*, as {tmp_path}/checkpoint-2, or last"):
+        run(tmp_path, max_steps=4, resume_from_checkpoint="checkpoint-2")
+
+
+def test_a_copy_of_a_checkpoint_under_another_name_is_refused_and_stays(tmp_path):
+    run(tmp_path, max_steps=4, save_steps=2)
+    shutil.copytree(tmp_path / "checkpoint-2", tmp_path / "checkpoint-9")
+    with pytest.raises(ValueError, match="checkpoint-9 is a copy of checkpoint-2 under another name"):
+        go_on(tmp_path, max_steps=4, save_steps=2)
+    with pytest.raises(ValueError, match="checkpoint-9 is a copy"):
+        run(tmp_path, max_steps=4, save_steps=2, overwrite_output_dir=True)
+    assert steps_in(tmp_path) == [2, 4, 9]
+
+
 def test_the_best_checkpoint_must_be_there(tmp_path):
     chosen = {"metric_for_best_model": "f1", "eval_strategy": "steps", "eval_steps": 1, "save_steps": 1}
     run(tmp_path, evaluate=scripted([0.5, 0.1, 0.1]), max_steps=3, **chosen)
