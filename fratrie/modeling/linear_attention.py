@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers.cache_utils import Cache
+from transformers.utils.generic import maybe_autocast
 
 from .attention import Mixer
 from .packing import Packing
@@ -87,10 +88,12 @@ class LinearAttention(Mixer):
         if attention_mask is not None:
             key_BHTC = key_BHTC * attention_mask[:, None, :, None].to(dtype)
         key_BHTC, value_BHTW = (x.repeat_interleave(self.num_key_value_groups, dim=1) for x in (key_BHTC, value_BHTW))
-        if self.is_causal:
-            sums_BHTW = self._causal(query_BHTC, key_BHTC, value_BHTW, kwargs.get("cache"))
-        else:
-            sums_BHTW = query_BHTC @ (key_BHTC.transpose(-1, -2) @ value_BHTW)
+        # Autocast would round the products, and a sum in half precision soon takes in no more tokens.
+        with maybe_autocast(query.device.type, enabled=False):
+            if self.is_causal:
+                sums_BHTW = self._causal(query_BHTC, key_BHTC, value_BHTW, kwargs.get("cache"))
+            else:
+                sums_BHTW = query_BHTC @ (key_BHTC.transpose(-1, -2) @ value_BHTW)
         # A row without any key is 0 / 0; it shall be zero.
         normaliser = sums_BHTW[..., -1:]
         normaliser = normaliser.masked_fill(normaliser == 0, 1.0)

@@ -127,7 +127,7 @@ def _check_mixers(config: PreTrainedConfig) -> None:
     # The cache holds what a window has before the newest token, and of nothing Hugging Face's keeps everything.
     require(
         not sliding or not config.is_causal_stack or config.sliding_window != 1,
-        f"sliding_window={config.sliding_window} would let a token see itconfig alone, for which no cache is made: "
+        f"sliding_window={config.sliding_window} would let a token see itself alone, for which no cache is made: "
         "set it to at least 2.",
     )
     require(

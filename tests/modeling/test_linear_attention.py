@@ -104,6 +104,18 @@ def test_state_is_kept_in_float32_for_half_precision():
     torch.testing.assert_close(torch.cat(pieces, 1), expected, rtol=0.1, atol=0.1)
 
 
+@torch.no_grad()
+def test_autocast_leaves_the_sums_in_float32():
+    model = build(dtype=torch.float32).train()
+    inputs = [torch.randn(1, heads, 40, 4, dtype=torch.bfloat16) for heads in (4, 2, 2)]
+    cache, mixer = DynamicCache(config=model.config), model.layers[0].mixer
+    expected = mixer.attend(*inputs, None, None)[0]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = mixer.attend(*inputs, None, None, cache=cache)[0]
+    assert torch.equal(found, expected)
+    assert cache.get_recurrent_state(0).dtype == torch.float32
+
+
 def test_beams_reorder_the_state():
     model = build()
     cache = DynamicCache(config=model.config)
