@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.pipelines import PIPELINE_REGISTRY
@@ -55,10 +56,20 @@ class FratrieBaseConfig(PreTrainedConfig):
     ]
 
     def __post_init__(self, **kwargs: Any) -> None:
+        self._require_readable_fields(kwargs.get("torch_dtype"))
         super().__post_init__(**kwargs)
         vars(self).setdefault("auto_map", {})  # trl reads it of every class outside transformers
         if carried := vars(self).get("custom_pipelines"):
             vars(self)["custom_pipelines"] = _CarriedPipelines(carried)
+
+    def _require_readable_fields(self, torch_dtype: Any) -> None:
+        # Hugging Face reads these before any type is checked.
+        for dtype in (self.dtype, torch_dtype):
+            known = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+            if dtype is not None and not isinstance(known, torch.dtype):
+                raise ValueError(f"dtype={dtype!r} is none of torch's: use 'float32', 'bfloat16' or 'float16'.")
+        if not isinstance(self.id2label, dict | None):
+            raise ValueError(f"id2label={self.id2label!r} must give each number a label, as {{0: 'joie'}} does.")
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Write config.json (see Hugging Face's method)."""

@@ -269,8 +269,6 @@ class FratrieConfig(FratrieBaseConfig):
         if self.router_aux_loss_coef is None:  # trl asks by it for router logits, which a dense model lacks
             self.router_aux_loss_coef = 0.01 if "sparse" in self.mlp_layer_types else 0.0
         super().__post_init__(**kwargs)
-        if isinstance(self.label_thresholds, dict):
-            self.label_thresholds = self._in_order_of_labels(self.label_thresholds)
         if not rotary:  # Hugging Face fills in a default wherever the field exists.
             self.rope_parameters = None
         self.validate_architecture()  # here, since what `strict` raises is no ValueError
@@ -298,6 +296,8 @@ class FratrieConfig(FratrieBaseConfig):
         Raises:
             ValueError: with the field, its value and the way out.
         """
+        if isinstance(self.label_thresholds, dict):
+            self.label_thresholds = self._in_order_of_labels(self.label_thresholds)
         check_stack(self)
 
     @property

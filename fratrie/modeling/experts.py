@@ -40,7 +40,8 @@ class Router(nn.Module):
         inputs_ND: torch.Tensor = hidden_states
         weight_ED: torch.Tensor = self.weight
         if self.selection_bias is not None:  # as fine as the bias, which decides between nearly equal scores
-            inputs_ND, weight_ED = _at_least_float32(inputs_ND), _at_least_float32(weight_ED)
+            inputs_ND = _at_least_float32(inputs_ND)
+            weight_ED = weight_ED.to(inputs_ND.dtype)
         logits_NE = nn.functional.linear(inputs_ND, weight_ED)
         scores_NE = _at_least_float32(logits_NE)
         scores_NE = scores_NE.sigmoid() if self.scoring == "sigmoid" else scores_NE.softmax(dim=-1)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers.cache_utils import Cache
+from transformers.utils.generic import maybe_autocast
 
 from .attention import Mixer
 from .packing import Packing
@@ -84,7 +85,7 @@ class LinearAttention(Mixer):
         position_bias: torch.Tensor | None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The formula above (see `Mixer.attend`), computed in float32 or better; under autocast not its products."""
+        """The formula above (see `Mixer.attend`), computed in float32 or better."""
         dtype = torch.promote_types(torch.float32, query.dtype)
         query_BHTC = feature_map(query.to(dtype))
         key_BHTC = feature_map(key.to(dtype))
@@ -92,10 +93,12 @@ class LinearAttention(Mixer):
         if attention_mask is not None:
             key_BHTC = key_BHTC * attention_mask[:, None, :, None].to(dtype)
         key_BHTC, value_BHTW = (x.repeat_interleave(self.num_key_value_groups, dim=1) for x in (key_BHTC, value_BHTW))
-        if self.is_causal:
-            sums_BHTW = self._causal(query_BHTC, key_BHTC, value_BHTW, kwargs.get("cache"))
-        else:
-            sums_BHTW = query_BHTC @ (key_BHTC.transpose(-1, -2) @ value_BHTW)
+        # Autocast would round the products, and a sum in half precision soon takes in no more tokens.
+        with maybe_autocast(query.device.type, enabled=False):
+            if self.is_causal:
+                sums_BHTW = self._causal(query_BHTC, key_BHTC, value_BHTW, kwargs.get("cache"))
+            else:
+                sums_BHTW = query_BHTC @ (key_BHTC.transpose(-1, -2) @ value_BHTW)
         # A row without any key is 0 / 0; it shall be zero.
         normaliser = sums_BHTW[..., -1:]
         normaliser = normaliser.masked_fill(normaliser == 0, 1.0)
@@ -118,8 +121,7 @@ class LinearAttention(Mixer):
         past_BHCW = self._past_state(cache)
         if past_BHCW is None:
             past_BHCW = key.new_zeros(*key.shape[:2], key.shape[-1], value.shape[-1])
-        # Under autocast too in float32: a state in half precision soon rounds every further token away.
-        sums_BHNCW = (key.transpose(-1, -2) @ value).to(key.dtype)
+        sums_BHNCW = key.transpose(-1, -2) @ value
         if number == 1:  # a token or a short text, for which a cumulative sum is slow on a CPU
             states_BHNCW = torch.stack((past_BHCW, past_BHCW + sums_BHNCW[:, :, 0]), dim=2)
         else:

@@ -8,6 +8,7 @@ from transformers import PreTrainedConfig
 from .base_configuration import FratrieBaseConfig, reject_unknown_fields, require_tokens_in_vocabulary
 from .configuration import STACK_FIELDS, FratrieDecoderConfig, FratrieEncoderConfig, first_layers, norm_slots
 from .plans import Plan
+from .validation import require_finite_numbers
 
 # What an encoder-decoder answers of its stacks, and hands on to them.
 _STACK_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads")
@@ -141,6 +142,7 @@ class FratrieSeq2SeqConfig(FratrieBaseConfig):
         encoder, decoder = self.stacks
         encoder.validate_architecture()
         decoder.validate_architecture()
+        require_finite_numbers(self)
         require_tokens_in_vocabulary(self, decoder.vocab_size)
         if encoder.patch_size:
             raise ValueError(f"encoder.patch_size={encoder.patch_size}: the encoder of a seq2seq model reads texts.")

@@ -573,7 +573,7 @@ def _model_type_of(name: str | os.PathLike[str], kwargs: dict[str, Any]) -> str:
         fields, _ = PreTrainedConfig.get_config_dict(name, **{key: kwargs[key] for key in place if key in kwargs})
     except OSError:
         return ""
-    return fields.get("model_type", "")
+    return str(fields.get("model_type") or "")
 
 
 def blank_padding(outputs: FratrieModelOutput, attention_mask: torch.Tensor) -> None:

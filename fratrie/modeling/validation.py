@@ -1,6 +1,8 @@
 """What fields of a stack's configuration fit together, and what is said of those that do not."""
 
 import difflib
+import math
+from dataclasses import fields
 from typing import Any
 
 from transformers import PreTrainedConfig
@@ -17,6 +19,18 @@ def require(condition: bool, message: str) -> None:
     """Raise a `ValueError` with the message unless the condition holds."""
     if not condition:
         raise ValueError(message)
+
+
+def require_finite_numbers(config: PreTrainedConfig) -> None:
+    """Refuse infinite fields, those that are no number, and a negative `initializer_range`.
+
+    Raises:
+        ValueError: with the field and its value.
+    """
+    for field in fields(config):
+        value = getattr(config, field.name)
+        require(not isinstance(value, float) or math.isfinite(value), f"{field.name}={value} must be finite.")
+    require(config.initializer_range >= 0, f"initializer_range={config.initializer_range} must not be negative.")
 
 
 def check_stack(config: PreTrainedConfig) -> None:
@@ -50,7 +64,7 @@ def _check_sizes(config: PreTrainedConfig) -> None:
                  "classifier_dropout"):  # fmt: skip
         value = getattr(config, name)
         require(0 <= value < 1, f"{name}={value} must lie in [0, 1).")
-    require(config.initializer_range >= 0, f"initializer_range={config.initializer_range} must not be negative.")
+    require_finite_numbers(config)
     require(config.norm_eps > 0, f"norm_eps={config.norm_eps} must be positive.")
     require_tokens_in_vocabulary(config, config.vocab_size)
 
@@ -127,7 +141,7 @@ def _check_mixers(config: PreTrainedConfig) -> None:
     # The cache holds what a window has before the newest token, and of nothing Hugging Face's keeps everything.
     require(
         not sliding or not config.is_causal_stack or config.sliding_window != 1,
-        f"sliding_window={config.sliding_window} would let a token see itconfig alone, for which no cache is made: "
+        f"sliding_window={config.sliding_window} would let a token see itself alone, for which no cache is made: "
         "set it to at least 2.",
     )
     require(
@@ -162,7 +176,9 @@ def _check_latents(config: PreTrainedConfig) -> None:
 
 def _check_feed_forward(config: PreTrainedConfig) -> None:
     for name in ("hidden_act", "classifier_activation", "head_activation", "pooler_activation"):
-        activation = getattr(config, name, None) or "gelu"
+        activation = getattr(config, name, None)
+        if activation is None:
+            continue
         close = difflib.get_close_matches(activation, ACT2FN, n=3)
         hint = f": did you mean {', '.join(close)}?" if close else f": choose from {', '.join(sorted(ACT2FN))}."
         require(activation in ACT2FN, f"{name}={activation!r} is unknown{hint}")

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 from dataclasses import dataclass, field, fields
 
 import pytest
@@ -435,6 +436,15 @@ CONTRADICTIONS = [
     ({"num_key_value_heads": 3}, r"num_attention_heads=4 is not a multiple of num_key_value_heads=3.*same number"),
     ({"norm_eps": 0.0}, r"norm_eps=0.0 must be positive"),
     *(
+        ({name: value}, rf"{name}={value} must be finite")
+        for name, value in (("attention_scale", math.inf), ("norm_eps", math.inf), ("initializer_range", math.nan))
+    ),
+    *(({name: ""}, f"{name}='' is unknown") for name in ("hidden_act", "classifier_activation")),
+    ({"id2label": ["joie"]}, r"id2label=\['joie'\] must give each number a label"),
+    ({"dtype": "float31"}, "dtype='float31' is none of torch's"),
+    ({"torch_dtype": "Tensor"}, "dtype='Tensor' is none of torch's"),
+    ({"dtype": [1]}, r"dtype=\[1\] is none of torch's"),
+    *(
         ({name: value}, rf"{name}={token_id} lies outside.*vocab_size=30")
         for name, value, token_id in (
             ("pad_token_id", 30, 30), ("bos_token_id", -1, -1), ("eos_token_id", 99, 99), ("eos_token_id", [1, 31], 31)
@@ -595,6 +605,7 @@ def test_rotary_parameters_may_be_one_set_a_layer_type(config_class, tmp_path):
 SEQ2SEQ_CONTRADICTIONS = [
     ({"decoder": {"add_cross_attention": False}}, r"add_cross_attention=False.*attends the encoder"),
     ({"hidden_dropout": 1.5}, r"hidden_dropout=1.5 must lie in"),
+    ({"initializer_range": math.nan}, "initializer_range=nan must be finite"),
     ({"pad_token_id": 30}, r"pad_token_id=30 lies outside"),
     ({"decoder_start_token_id": 30}, r"decoder_start_token_id=30 lies outside"),
 ]
@@ -730,6 +741,9 @@ def test_thresholds_may_be_whole_numbers_or_given_by_label(tmp_path):
     assert FratrieEncoderConfig.from_pretrained(tmp_path).label_thresholds == [0.25, 0.5, 1]
     changed = FratrieEncoderConfig.from_pretrained(tmp_path, label_thresholds={"peur": 0})
     assert changed.label_thresholds == [0.5, 0, 0.5]
+    changed.label_thresholds = {"joie": 1}
+    changed.save_pretrained(tmp_path)
+    assert FratrieEncoderConfig.from_pretrained(tmp_path).label_thresholds == [1, 0.5, 0.5]
     with pytest.raises(ValueError, match=r"label_thresholds names 'colère', but the labels are 'joie', 'peur'"):
         FratrieEncoderConfig(**labels, label_thresholds={"colère": 0.5, "joie": 0.5})
     with pytest.raises(ValueError, match=r"label_thresholds=\[2, 0.5, 0.5\] must lie in"):
@@ -737,12 +751,25 @@ def test_thresholds_may_be_whole_numbers_or_given_by_label(tmp_path):
 
 
 @pytest.mark.parametrize("config_class", [FratrieEncoderConfig, FratrieDecoderConfig, FratrieSeq2SeqConfig])
-@pytest.mark.parametrize("fields", [{"hiden_size": 3}, {"vocab_size": "many"}, {"initializer_range": "few"}], ids=str)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({"hiden_size": 3}, {"vocab_size": "many"}, {"initializer_range": "few"}),
+        *({"id2label": "joie"}, {"dtype": "float31"}),
+    ],
+    ids=str,
+)
 def test_what_is_wrong_in_a_config_file_is_said_of_that_file(config_class, fields, tmp_path):
     config_class().save_pretrained(tmp_path)
     file = tmp_path / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | fields))
     for load in (config_class.from_pretrained, AutoConfig.from_pretrained):
-        with pytest.raises(ValueError, match=r"hiden_size|vocab_size|initializer_range") as error:
+        with pytest.raises(ValueError, match=next(iter(fields))) as error:
             load(tmp_path)
         assert str(error.value).startswith(f"{file}: ")
+
+
+def test_a_model_type_that_is_no_name_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": ["fratrie_encoder"]}))
+    with pytest.raises(ValueError, match=r"holds a \"\['fratrie_encoder'\]\" model"):
+        FratrieEncoderModel.from_pretrained(tmp_path)

@@ -338,6 +338,15 @@ def test_the_selection_bias_is_saved_and_loaded(tmp_path):
     close(loaded(IDS).last_hidden_state, model(IDS).last_hidden_state, 1e-5)
 
 
+def test_a_router_in_float32_reads_the_states_of_a_model_in_float64():
+    """Hugging Face loads DeepSeek's so, and a converted model keeps what it was given."""
+    model = build(**DEEPSEEK)
+    expected = model(IDS).last_hidden_state
+    for layer in model.layers:
+        layer.feed_forward.router.float()
+    close(model(IDS).last_hidden_state, expected, 1e-5)
+
+
 def test_the_selection_bias_is_zero_at_first_and_where_a_checkpoint_has_none(tmp_path, monkeypatch):
     model = build(dtype=torch.float32, **{**DEEPSEEK, "router_selection_bias": False})
     assert "selection_bias" not in str(model.state_dict().keys())
