@@ -251,7 +251,7 @@ def test_refuses_to_go_on_with_another_run(tmp_path, change, named):
 def test_going_on_needs_a_checkpoint(tmp_path):
     with pytest.raises(ValueError, match="holds no checkpoint"):
         run(tmp_path, resume_from_checkpoint="last")
-    with pytest.raises(ValueError, match="is no checkpoint"):
+    with pytest.raises(ValueError, match="there is no folder"):
         run(tmp_path, resume_from_checkpoint=str(tmp_path / "nowhere"))
 
 
