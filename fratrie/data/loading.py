@@ -262,7 +262,7 @@ def _texts_and_speakers(
     if name is None:
         return columns, features
     speakers = table.column(name, "group_column")
-    missing = [number for number, speaker in enumerate(speakers, start=1) if speaker in (None, "")]
+    missing = [number for number, speaker in enumerate(speakers, start=1) if _is_nobody(speaker)]
     if missing:
         problems[f"no {name}: fill these cells, or rename the column if it does not say who speaks"] += missing
     numbered = all(type(speaker) is int and abs(speaker) < 2**63 for speaker in speakers)
@@ -274,6 +274,11 @@ def _texts_and_speakers(
         ]
     )
     return columns, features | {"respondent": Value("int64" if numbered else "string")}
+
+
+def _is_nobody(speaker: Any) -> bool:
+    """Whether a cell is empty, as files and tools that have no empty cells write it."""
+    return speaker is None or speaker != speaker or (isinstance(speaker, str) and not speaker.strip())
 
 
 def _check_texts(texts: Sequence[Any], problems: Problems, places: Iterable[int] | None = None) -> None:

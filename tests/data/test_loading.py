@@ -271,6 +271,9 @@ def test_one_column_plays_one_part(tmp_path):
 def test_missing_group_is_named(tmp_path):
     rows = [{"text": "a", "labels": "x", "respondent": "1"}, {"text": "b", "labels": "y", "respondent": ""}]
     refused(make_rows(tmp_path / "rows.csv", rows), "row 2: no respondent")
+    for nobody in (None, float("nan"), " "):
+        rows[1]["respondent"] = nobody
+        refused(make_rows(tmp_path / "rows.jsonl", rows), "row 2: no respondent")
 
 
 # --- wrong rows ---
