@@ -587,7 +587,7 @@ def test_options_are_named_by_their_name():
         missing_column("a.csv", "x", ["y"], "--text_column")
 
 
-@pytest.mark.parametrize("cell", ["high", "nan", "inf", None, True, "2,5", 10**400])
+@pytest.mark.parametrize("cell", ["high", "nan", "inf", None, True, "2,5", 10**400, "-4e38"])
 def test_a_value_is_a_finite_number(tmp_path, cell):
     rows = [{"text": "a", "labels": 1.5}, {"text": "b", "labels": cell}]
     path = make_rows(tmp_path / "a.jsonl", rows)
