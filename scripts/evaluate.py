@@ -20,6 +20,7 @@ from fratrie.training.finetuning import (
     open_inference,
     prepare_output,
     read_labelled,
+    refuse_options_of_files,
     score_rows,
 )
 from fratrie.training.metrics import scores_table
@@ -44,6 +45,8 @@ class EvaluationOptions(InferenceOptions):
 def main() -> None:
     """Load, score, print the table, write the JSON file."""
     (options,) = read_options(__doc__, EvaluationOptions)
+    if not options.file:
+        refuse_options_of_files(options, "label_column")
     accelerator = open_inference()
     output = None
     if options.output_file:

@@ -1,13 +1,13 @@
 """Labelled texts for training and evaluation, and bare texts for prediction, from the files people have."""
 
 import logging
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from datasets import ClassLabel, Dataset, Features, List, Value
 
 from fratrie.data.annotation import (
@@ -25,6 +25,8 @@ from fratrie.data.tables import Table, raise_row_problems, read_table, shown_row
 from fratrie.data.text_files import UTF8, TextFormat, existing_file, read_text
 
 logger = logging.getLogger(__name__)
+
+_GREATEST = float(np.finfo(np.float32).max)  # beyond it, a value is infinite to a model
 
 
 def load_labelled(
@@ -209,7 +211,7 @@ def _advice(names: Sequence[str], several: bool, is_open: bool) -> str:
 
 
 def _finite(cell: Any) -> float:
-    if isinstance(cell, bool) or not math.isfinite(value := float(cell)):
+    if isinstance(cell, bool) or not abs(value := float(cell)) <= _GREATEST:
         raise ValueError
     return value
 
@@ -262,7 +264,7 @@ def _texts_and_speakers(
     if name is None:
         return columns, features
     speakers = table.column(name, "group_column")
-    missing = [number for number, speaker in enumerate(speakers, start=1) if speaker in (None, "")]
+    missing = [number for number, speaker in enumerate(speakers, start=1) if _is_nobody(speaker)]
     if missing:
         problems[f"no {name}: fill these cells, or rename the column if it does not say who speaks"] += missing
     numbered = all(type(speaker) is int and abs(speaker) < 2**63 for speaker in speakers)
@@ -274,6 +276,11 @@ def _texts_and_speakers(
         ]
     )
     return columns, features | {"respondent": Value("int64" if numbered else "string")}
+
+
+def _is_nobody(speaker: Any) -> bool:
+    """Whether a cell is empty, as files and tools that have no empty cells write it."""
+    return speaker is None or speaker != speaker or (isinstance(speaker, str) and not speaker.strip())
 
 
 def _check_texts(texts: Sequence[Any], problems: Problems, places: Iterable[int] | None = None) -> None:

@@ -172,7 +172,7 @@ def load_parts(options: DataOptions, seed: int = 0) -> DatasetDict:
     files = {part: path for part, path in paths.items() if path is not None}
     columns = (options.text_column, options.label_column, options.group_column, options.text_format())
     if not files:
-        _refuse_options_of_files(options)
+        refuse_options_of_files(options, "label_column", "group_column", "problem_type", "label_names")
         parts = load_family_relations()
     elif "train" not in files:
         raise ValueError(f"a {' and '.join(files)} file without a train file: give --train_file too")
@@ -192,10 +192,10 @@ def load_parts(options: DataOptions, seed: int = 0) -> DatasetDict:
     return parts
 
 
-def _refuse_options_of_files(options: DataOptions) -> None:
-    reading = [each.name for each in fields(ReadingOptions)]
-    for name in (*reading, "label_column", "group_column", "problem_type", "label_names"):
-        if (value := getattr(options, name)) != getattr(DataOptions, name):
+def refuse_options_of_files(options: ReadingOptions, *more: str) -> None:
+    """Raise a `ValueError` for an option that says how a file is read, or one of `more`, where no file is given."""
+    for name in (*(each.name for each in fields(ReadingOptions)), *more):
+        if (value := getattr(options, name)) != getattr(type(options), name):
             raise ValueError(f"{name}={value!r} says how a file is read, and the shipped corpus is none: omit it")
 
 

@@ -271,6 +271,9 @@ def test_one_column_plays_one_part(tmp_path):
 def test_missing_group_is_named(tmp_path):
     rows = [{"text": "a", "labels": "x", "respondent": "1"}, {"text": "b", "labels": "y", "respondent": ""}]
     refused(make_rows(tmp_path / "rows.csv", rows), "row 2: no respondent")
+    for nobody in (None, float("nan"), " "):
+        rows[1]["respondent"] = nobody
+        refused(make_rows(tmp_path / "rows.jsonl", rows), "row 2: no respondent")
 
 
 # --- wrong rows ---
@@ -584,7 +587,7 @@ def test_options_are_named_by_their_name():
         missing_column("a.csv", "x", ["y"], "--text_column")
 
 
-@pytest.mark.parametrize("cell", ["high", "nan", "inf", None, True, "2,5", 10**400])
+@pytest.mark.parametrize("cell", ["high", "nan", "inf", None, True, "2,5", 10**400, "-4e38"])
 def test_a_value_is_a_finite_number(tmp_path, cell):
     rows = [{"text": "a", "labels": 1.5}, {"text": "b", "labels": cell}]
     path = make_rows(tmp_path / "a.jsonl", rows)

@@ -94,6 +94,7 @@ def test_a_label_that_the_texts_lack_is_told_once(run_script, classifier, tmp_pa
         (["--model", "{s}/bert"], "not a fine-tuned classifier"),
         (["--model", "{s}"], "lacks config.json, model.safetensors, tokenizer.json"),
         (["--model", "{c}"], "the data have the labels + - 0 i j f s p m a t, the model + - m p"),
+        (["--model", "{c}", "--label_column", "emotion"], "label_column='emotion' says how a file is read"),
         (["--model", "{c}", "--label_thresholds", "m=0.5"], "label_thresholds='m=0.5' cannot be read"),
         (["--model", "{c}", "--file", "{s}/none.csv"], "there is no such file"),
         (["--model", "{c}", "--file", "{s}/test.jsonl", "--output_file", "{s}/test.jsonl/x"], "test.jsonl"),
