@@ -24,7 +24,8 @@ def progress_bar(
     common: dict[str, Any] = {"total": total, "desc": description, "initial": done, "disable": hidden, "unit": unit}
     if sys.stderr.isatty():
         return tqdm(**common)
-    pace = {name: _SECONDS_BETWEEN_LINES for name in ("delay", "mininterval", "maxinterval")}
+    # With a fixed number of updates between looks at the clock, no thread of tqdm prints in between.
+    pace = {"delay": _SECONDS_BETWEEN_LINES, "mininterval": _SECONDS_BETWEEN_LINES, "miniters": 1}
     return _LinesOfProgress(file=sys.stderr, **common, **pace)
 
 
