@@ -9,6 +9,7 @@ sentences round. Each step prints the command that does the same by hand.
 import json
 import random
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -36,6 +37,7 @@ from fratrie.training.finetuning import encode, open_inference, predict_logits, 
 from fratrie.training.loop import TrainingOptions, create_accelerator, train
 from fratrie.training.metrics import decide, probabilities, scores_table
 from fratrie.training.options import read_options
+from fratrie.training.stopping import Stopped
 
 TRAIN_TEXTS = "fratrie/data/family_relations/train.txt"
 WORDS = "je tu il elle nous ma mon mère père sœur frère tante aime vois parle et avec très bien souvent"
@@ -125,9 +127,16 @@ def script(name: str, **options: Any) -> None:
     for key, value in options.items():
         words += [f"--{key}"] if value is True else [f"--{key}", str(value)]
     print("$ python", shlex.join(words), flush=True)
-    done = subprocess.run([sys.executable, *words], check=False)
-    if done.returncode:
-        raise ValueError(f"scripts/{name}.py ended with exit code {done.returncode}")
+    process = subprocess.Popen([sys.executable, *words])
+    try:
+        code = process.wait()
+    except Stopped as stop:  # the script saves what it has, and says how to go on
+        if stop.number != signal.SIGINT:  # which a terminal sends to both
+            process.send_signal(stop.number)
+        process.wait()
+        raise
+    if code:
+        raise ValueError(f"scripts/{name}.py ended with exit code {code}")
 
 
 def train_tokenizer(folder: Path) -> None:

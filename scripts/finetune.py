@@ -236,6 +236,7 @@ def _finetune(current: Run) -> None:
     scores = {part: current.scores(part, intervals=part == "test") for part in parts}
     if current.accelerator.is_main_process:
         _write(current, result, scores)
+        logger.info("saved in %s after %.0f seconds of training", current.options.output_dir, result.seconds)
         if scores:
             print(scores_table(scores))
 

@@ -171,7 +171,7 @@ def places_of_texts(path: str | PathLike[str], texts: Sequence[Any]) -> list[int
         raise ValueError(f"{path}: all {len(texts)} texts are empty")
     if empty:
         rows = shown_rows([row + 1 for row in empty])
-        logger.warning("%s: %d empty text(s) are left out (%s, counted without a header)", path, len(empty), rows)
+        logger.warning("%s: %d text(s) are empty and not read (%s, counted without a header)", path, len(empty), rows)
     return places
 
 

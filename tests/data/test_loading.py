@@ -355,7 +355,7 @@ def test_wrong_text(tmp_path, caplog, text, problem):
     found = ["rows 2, 3: " + problem] if text is None else [f"row 2: {problem}", "row 3: the text is None"]
     refused(path, *found)
     if text is None or not str(text).strip():
-        assert load_texts(path) == ["a"] and "2 empty text(s) are left out (rows 2, 3" in caplog.text
+        assert load_texts(path) == ["a"] and "2 text(s) are empty and not read (rows 2, 3" in caplog.text
     else:
         refused(path, f"row 2: {problem}", load=load_texts)
 

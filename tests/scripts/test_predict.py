@@ -194,7 +194,7 @@ def test_rows_without_a_text_stay_without_labels_and_are_named(labelled):
     code, stderr, output = labelled(
         '{"text": "ma mère", "n": 1}\n{"text": "", "n": 2}\n{"n": 3}\n{"text": "p", "n": 4}'
     )
-    assert code == 0 and "2 empty text(s) are left out (rows 2, 3, counted without a header)" in stderr, stderr
+    assert code == 0 and "2 text(s) are empty and not read (rows 2, 3, counted without a header)" in stderr, stderr
     _, *rows = read(output)
     assert [row[-1] for row in rows] == ["1", "2", "3", "4"] and rows[1][:-1] == rows[2][:-1] == [""] * 5
     assert all(row[2] and row[3] and row[4] for row in (rows[0], rows[3]))

@@ -251,7 +251,7 @@ def test_a_stream_leaves_empty_texts_out_and_tells(tmp_path, caplog):
     ]
     caplog.clear()
     assert list(read_texts([path])["text"]) == ["a", "b"]
-    assert "3 empty text(s) are left out (rows 2, 3, 4, counted without a header)" in caplog.text
+    assert "3 text(s) are empty and not read (rows 2, 3, 4, counted without a header)" in caplog.text
 
 
 @pytest.mark.parametrize(
