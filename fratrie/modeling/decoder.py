@@ -32,7 +32,7 @@ from .stack import (
     input_shape,
     past_length,
     prefill_at_once,
-    require_mask_function,
+    require_known_mask,
 )
 
 
@@ -98,7 +98,7 @@ class FratrieDecoderModel(FratrieStack):
         if encoder_hidden_states is not None:
             packing = self._refuse_packed_rows(packing)
             options["encoder_hidden_states"] = encoder_hidden_states
-            require_mask_function(self.config, encoder_attention_mask)
+            require_known_mask(self.config, encoder_attention_mask, tuple(encoder_hidden_states.shape[:2]))
             options["encoder_attention_mask"] = create_bidirectional_mask(
                 self.config,
                 encoder_hidden_states.new_empty(*shape, 1),

@@ -425,7 +425,7 @@ class FratrieStack(FratriePreTrainedModel):
                     f"attention_mask has {sorted(attention_mask)}, but no mask of {layer_type!r}: add it."
                 )
             return attention_mask[layer_type]
-        require_mask_function(self.config, attention_mask)
+        require_known_mask(self.config, attention_mask)
         if isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 4:
             attention_mask = ready_mask(attention_mask, states.dtype, self.config._attn_implementation)
         return _MASKS[layer_type, self.config.is_causal_stack](
@@ -612,14 +612,29 @@ def ready_mask(mask: torch.Tensor, dtype: torch.dtype, implementation: str | Non
     return mask
 
 
-def require_mask_function(config: FratrieConfig, attention_mask: Any) -> None:
-    """Refuse padding `(B, T)` for a registered attention that has no mask function: it would silently see it.
+def require_known_mask(config: FratrieConfig, attention_mask: Any, shape: tuple[int, ...] | None = None) -> None:
+    """Refuse a mask that would silently be read as another one, or not at all.
+
+    Args:
+        config: of the stack.
+        attention_mask: what is looked at if it is a tensor.
+        shape: what padding must have, where that is known.
 
     Raises:
-        ValueError: for an attention implementation that is not registered with `AttentionMaskInterface`.
+        ValueError: for other forms than padding `(B, T)` and a ready `(B, 1, T, S)`, and for padding that an attention
+            implementation would not see, since it is not registered with `AttentionMaskInterface`.
     """
-    name = config._attn_implementation
-    if isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 2 and name not in AttentionMaskInterface():
+    if not isinstance(attention_mask, torch.Tensor) or attention_mask.ndim == 4:
+        return
+    given, name = tuple(attention_mask.shape), config._attn_implementation
+    if len(given) != 2:
+        raise ValueError(
+            f"An attention_mask of shape {given} is neither padding (batch, length) nor a mask that is ready, "
+            "(batch, 1, queries, keys)."
+        )
+    if shape is not None and given != shape and not torch.compiler.is_compiling():
+        raise ValueError(f"An attention_mask of shape {given} does not fit states of shape {shape}.")
+    if name not in AttentionMaskInterface():
         raise ValueError(
             f"attn_implementation={name!r} has no mask function, so it would attend padding: register one, for "
             f"example AttentionMaskInterface.register({name!r}, sdpa_mask)."

@@ -53,6 +53,22 @@ def test_a_padding_mask_of_another_shape_is_refused(sibling: str, shape: tuple[i
         case_of(sibling).build()(**{**inputs, "attention_mask": torch.ones(shape)})
 
 
+@pytest.mark.parametrize("sibling", [ENCODER, DECODER, SEQ2SEQ])
+@pytest.mark.parametrize("shape", [(9,), (3, 9, 9)])
+def test_a_mask_of_no_known_form_is_refused(sibling: str, shape: tuple[int, ...]):
+    inputs = padded_inputs(sibling)
+    with pytest.raises(ValueError, match=r"is neither padding .* nor a mask that is ready"):
+        case_of(sibling).build()(**{**inputs, "attention_mask": torch.ones(shape)})
+
+
+@pytest.mark.parametrize("shape", [(3, 12), (3, 4), (1, 9)])
+def test_padding_that_does_not_fit_encoded_states_is_refused(shape: tuple[int, int]):
+    model, inputs = case_of(SEQ2SEQ).build(), padded_inputs(SEQ2SEQ)
+    encoded = model.get_encoder()(inputs["input_ids"])
+    with pytest.raises(ValueError, match=rf"\({shape[0]}, {shape[1]}\) does not fit states of shape \(3, 9\)"):
+        model(**{**inputs, "attention_mask": torch.ones(shape)}, encoder_outputs=encoded)
+
+
 @torch.no_grad()
 def test_a_text_whose_beginning_is_cached_is_classified_by_its_last_token():
     (ids,) = documents((6,))
