@@ -77,11 +77,10 @@ class FratrieDecoderModel(FratrieStack):
             ValueError: for a cache of packed rows, for states of an encoder without cross-attention, and for arguments
                 of other models.
         """
-        options: dict[str, Any] = {**kwargs, "return_dict": True}
-        types = options.pop("token_type_ids", None)  # of which tokenizers make zeros, and others are refused below
-        refuse_foreign_arguments(self, options)
+        refuse_foreign_arguments(self, kwargs)
         shape = input_shape(input_ids, inputs_embeds)
-        inputs = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "token_type_ids": types}
+        options: dict[str, Any] = {**kwargs, "return_dict": True}
+        inputs = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "token_type_ids": None}
         packing = None
         if cache is None:
             packing = self.find_documents(shape, attention_mask, position_ids, options)

@@ -304,6 +304,7 @@ def test_masks_by_layer_type_that_lack_one_are_refused():
 FOREIGN = {
     **dict.fromkeys(("bool_masked_pos", "head_mask", "global_attention_mask", "past_key_value"), SIBLINGS),
     **dict.fromkeys(("attention_masks", "position_id", "inputs_embed", "label", "lables"), SIBLINGS),
+    "token_type_ids": (DECODER,),
     "decoder_input_ids": (ENCODER, DECODER),
     "cache": (ENCODER,),
     "encoder_outputs": (ENCODER, DECODER),
