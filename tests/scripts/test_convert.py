@@ -370,7 +370,7 @@ DAMAGES = {
     "vocabulary": (change("config.json", vocab_size=10**10), "a model of "),
     "positions": (change("config.json", max_position_embeddings=10**12), "are free: are its sizes meant?"),
     "layers": (change("config.json", num_hidden_layers=10**9), "num_hidden_layers=1000000000 is more than 10000"),
-    "some layers": (change("config.json", num_hidden_layers=900), "it lacks 14368 weights of its body"),
+    "some layers": (change("config.json", num_hidden_layers=60), "it lacks 928 weights of its body"),
     "negative": (change("config.json", hidden_size=-16), "cannot be converted"),
     "no heads": (change("config.json", num_attention_heads=0), "cannot be converted"),
     "label gap": (change("config.json", id2label={"0": "a", "2": "b"}), "2 labels, but none for 1, and one for 2"),
