@@ -26,6 +26,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
 from .. import files
+from ..checkpoints import check_kinds
 from .fingerprint import digest_of
 
 STATE_FILE = "trainer_state.json"
@@ -74,7 +75,7 @@ def find_checkpoint(output_dir: Path, name: str) -> Path:
 
     A newest one that is damaged is not passed over: what lies behind it may be hours of work.
 
-    Raises `ValueError` where there is no complete checkpoint.
+    Raises `ValueError` where there is no complete checkpoint, and `OSError` for what is no file in it.
     """
     path = Path(name)
     if name == "last":
@@ -87,6 +88,7 @@ def find_checkpoint(output_dir: Path, name: str) -> Path:
     missing = [file for file in (STATE_FILE, OPTIMIZER_FILE, "config.json") if not (path / file).is_file()]
     if missing:
         raise ValueError(f"{path} is no checkpoint to resume from: it lacks {', '.join(missing)}; {_way_out(path)}")
+    check_kinds(path)
     return path
 
 

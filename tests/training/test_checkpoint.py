@@ -1,3 +1,5 @@
+import os
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -62,6 +64,14 @@ def test_optimizer_goes_there_and_back(tmp_path):
     for weight in model.parameters():
         for key, value in first.state[weight].items():
             assert torch.equal(second.state[weight][key], value)
+
+
+def test_a_pipe_in_the_place_of_the_weights_is_not_opened(tmp_path):
+    for name in (checkpoint.STATE_FILE, checkpoint.OPTIMIZER_FILE, "config.json"):
+        (tmp_path / name).write_text("{}")
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(OSError, match=r"model\.safetensors is a pipe or a device"):
+        checkpoint.find_checkpoint(tmp_path.parent, str(tmp_path))
 
 
 def test_optimizer_of_another_model(tmp_path):
