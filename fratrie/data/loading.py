@@ -268,14 +268,13 @@ def _texts_and_speakers(
     if missing:
         problems[f"no {name}: fill these cells, or rename the column if it does not say who speaks"] += missing
     numbered = all(type(speaker) is int and abs(speaker) < 2**63 for speaker in speakers)
-    columns["respondent"] = (
-        speakers
-        if numbered
-        else [
-            "" if speaker is None else str(speaker).encode(errors="backslashreplace").decode() for speaker in speakers
-        ]
-    )
+    columns["respondent"] = speakers if numbered else [_speaker_name(speaker) for speaker in speakers]
     return columns, features | {"respondent": Value("int64" if numbered else "string")}
+
+
+def _speaker_name(speaker: Any) -> str:
+    """A speaker as Arrow's UTF-8 can hold it: lone surrogates are written out."""
+    return str(speaker).encode(errors="backslashreplace").decode()
 
 
 def _is_nobody(speaker: Any) -> bool:

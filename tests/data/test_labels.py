@@ -5,7 +5,7 @@ import json
 import logging
 
 import pytest
-from datasets import ClassLabel
+from label_names import names
 
 from fratrie.data.labels import plain_name
 from fratrie.data.loading import load_labelled
@@ -17,13 +17,6 @@ def make_csv(path, cells):
     with path.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([["text", "labels"], *([f"texte {i}", cell] for i, cell in enumerate(cells))])
     return path
-
-
-def names(dataset):
-    feature = dataset.features["labels"]
-    if isinstance(feature, ClassLabel):
-        return feature.int2str(list(dataset["labels"]))
-    return [feature.feature.int2str(labels) for labels in dataset["labels"]]
 
 
 @pytest.mark.parametrize(

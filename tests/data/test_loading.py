@@ -11,6 +11,7 @@ import pytest
 from datasets import ClassLabel, Dataset, Features, List, Value
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from label_names import names
 
 from fratrie.data import LABELS, AnnotationError, Segment, write_annotations
 from fratrie.data.corpus import load_family_relations, to_dataset
@@ -41,13 +42,6 @@ def make_rows(path, rows):
             writer.writeheader()
             writer.writerows(rows)
     return path
-
-
-def names(dataset):
-    feature = dataset.features["labels"]
-    if isinstance(feature, ClassLabel):
-        return feature.int2str(list(dataset["labels"]))
-    return [feature.feature.int2str(labels) for labels in dataset["labels"]]
 
 
 def refused(path, *pieces, load=load_labelled, **options):
@@ -579,6 +573,14 @@ def test_parquet_that_is_not_as_expected(tmp_path):
 def test_speakers_that_are_huge_numbers_are_names(tmp_path):
     rows = [{"text": "a", "labels": "x", "group": 10**30}, {"text": "b", "labels": "y", "group": 3}]
     assert load_labelled(make_rows(tmp_path / "a.jsonl", rows))["respondent"][:] == [str(10**30), "3"]
+
+
+def test_speakers_with_half_a_character_are_kept_apart(tmp_path):
+    lines = [
+        json.dumps({"text": text, "labels": "x", "group": who}) for text, who in (("a", "\ud800"), ("b", "\ud801"))
+    ]
+    path = make(tmp_path / "rows.jsonl", "\n".join(lines))
+    assert load_labelled(path)["respondent"][:] == ["\\ud800", "\\ud801"]
 
 
 def test_options_are_named_by_their_name():
