@@ -4,9 +4,10 @@
     PYTHONPATH=/tmp/before:tests/models python benchmarks/same_outputs.py --write before.safetensors
     PYTHONPATH=.:tests/models python benchmarks/same_outputs.py --compare before.safetensors
 
-Each model is seeded, built in float32 and in bfloat16, and passed a batch padded on either side, rows without padding,
-packed rows, a past in the cache, and a training step; it also generates. Weights, config.json, logits, recorded states,
-losses and gradients are compared. Gradients may be summed in another order: their largest difference is told apart.
+Each model is seeded, built in float32 and in bfloat16, and passed a batch padded on either side, rows without
+padding, packed rows, a past in the cache, and a training step; it also generates. Weights, config.json, logits,
+recorded states, losses and gradients are compared. Gradients may be summed in another order: their largest difference
+is told apart.
 """
 
 import argparse
