@@ -2,7 +2,7 @@
 
 `Mixer` is the interface; `AttentionMixer` adds the projections of an attention around a kernel, `attend`.
 
-Shapes: B batch, T queries, S keys, D hidden, H query heads, K key-value heads, C head size.
+Shapes: B batch, T queries, S keys, D hidden, H query heads, K key-value heads, C head size, N real tokens.
 """
 
 from functools import partial

@@ -58,8 +58,8 @@ class SinusoidalPositions(nn.Module):
         # The rounding of an angle grows with the position, so angles are taken in float64 where the device has it.
         dtype = torch.float32 if device.type == "mps" else torch.float64
         exponents = torch.arange(0, self.hidden_size, 2, device=device, dtype=dtype) / self.hidden_size
-        angles_BTF = position_ids_BT[..., None].to(dtype) / 10_000.0**exponents
-        waves = torch.stack((angles_BTF.sin(), angles_BTF.cos()), dim=-1 if self.layout == "interleaved" else -2)
+        angles_BTX = position_ids_BT[..., None].to(dtype) / 10_000.0**exponents
+        waves = torch.stack((angles_BTX.sin(), angles_BTX.cos()), dim=-1 if self.layout == "interleaved" else -2)
         return waves.flatten(-2).float()
 
 
