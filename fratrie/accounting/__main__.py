@@ -26,7 +26,7 @@ def main() -> None:
     description = "Print what a model costs: parameters, FLOPs, cache and activations, from its configuration alone."
     parser = argparse.ArgumentParser(prog="python -m fratrie.accounting", description=description, allow_abbrev=False)
     parser.add_argument("name", help=f"Folder of a model, its config.json, or a preset: {', '.join(PRESETS)}.")
-    parser.add_argument("--length", type=_positive, help="Tokens a row; by default those of the model, 2048 at most.")
+    parser.add_argument("--length", type=_positive, help="Tokens per row; by default the model's, 2048 at most.")
     parser.add_argument("--batch_size", type=_positive, default=1, help="Rows (default: 1).")
     parser.add_argument("--dtype", choices=_DTYPES, default="bfloat16", help="Of weights, cache and activations.")
     options = parser.parse_args()
@@ -82,7 +82,7 @@ def cost_table(
     rows.append(("weights", _size(parameters.total * dtype.itemsize), ""))
     rows += [(name, _size(count), _size(count / number)) for name, count in memory.items()]
     kind = str(dtype).removeprefix("torch.")
-    return [f"{tokens}, {kind}", *_lines(("", "in all", "a pair of tokens" if is_pair else "a token"), *rows)]
+    return [f"{tokens}, {kind}", *_lines(("", "in all", "per pair of tokens" if is_pair else "per token"), *rows)]
 
 
 def _lines(*rows: tuple[str, str, str]) -> list[str]:

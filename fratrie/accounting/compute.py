@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig
 
 from ..modeling.attention import CrossAttention
 from ..modeling.experts import MixtureOfExperts
+from ..modeling.heads import SequenceClassifier
 from ..modeling.mixer import Mixer
 from .parameters import build_on_meta, require_positive
 
@@ -22,8 +23,8 @@ def forward_flops(config: PreTrainedConfig, batch_size: int, length: int, source
     Args:
         config: of the model (see `build_on_meta`).
         batch_size: rows B.
-        length: tokens T a row; of the decoder in a seq2seq model; patches and their image token where it reads images.
-        source_length: tokens S a row of the encoder in a seq2seq model; `length` by default.
+        length: tokens T per row; of the decoder in a seq2seq model; patches and their image token for images.
+        source_length: tokens S per row of the encoder in a seq2seq model; `length` by default.
 
     Raises:
         ValueError: for a mixer that does not say, and for less than one row or token.
@@ -31,7 +32,7 @@ def forward_flops(config: PreTrainedConfig, batch_size: int, length: int, source
     source = length if source_length is None else source_length
     require_positive(batch_size=batch_size, length=length, source_length=source)
     model = build_on_meta(config)
-    pooled = type(model).__name__.endswith(("ForSequenceClassification", "ForImageClassification"))
+    pooled = isinstance(model, SequenceClassifier)
     total = 0
     for name, module in model.named_modules():
         of_source = "encoder." in name or name.endswith(("cross_attention.k_proj", "cross_attention.v_proj"))
@@ -62,7 +63,7 @@ def flops_per_token(config: PreTrainedConfig, length: int, training: bool = Fals
 
     Args:
         config: of the model (see `build_on_meta`).
-        length: tokens T a row.
+        length: tokens T per row.
         training: of a training step instead of a forward pass.
     """
     return (training_flops if training else forward_flops)(config, 1, length) / length

@@ -1,6 +1,6 @@
 """Memory of the cache in generation, exact, and of the activations in training, an estimate.
 
-Shapes: T tokens a row, S keys, H query heads, K key-value heads, C head size, D hidden, F feed-forward, E experts,
+Shapes: T tokens per row, S keys, H query heads, K key-value heads, C head size, D hidden, F feed-forward, E experts,
 V vocabulary.
 """
 
@@ -24,7 +24,7 @@ def cache_bytes(
     dtype: torch.dtype = torch.bfloat16,
     source_length: int | None = None,
 ) -> int:
-    """Bytes of keys, values and states that a decoder keeps after `length` tokens a row; 0 for an encoder.
+    """Bytes of keys, values and states that a decoder keeps after `length` tokens per row; 0 for an encoder.
 
     Latent attention keeps its latents and turned keys; sliding layers keep one token less than their window, linear
     ones a state `(H, C, C + 1)` in float32 or better; cross-attention keeps the keys and values of the source.
@@ -32,9 +32,9 @@ def cache_bytes(
     Args:
         config: of the model (see `build_on_meta`).
         batch_size: rows.
-        length: tokens T a row; of the decoder in a seq2seq model.
+        length: tokens T per row; of the decoder in a seq2seq model.
         dtype: type of the numbers.
-        source_length: tokens a row of the encoder in a seq2seq model; `length` by default.
+        source_length: tokens per row of the encoder in a seq2seq model; `length` by default.
 
     Raises:
         ValueError: for a mixer that does not say, and for less than one row or token.

@@ -80,8 +80,8 @@ class FratrieConfig(FratrieBaseConfig):
             key and value, of the attention output, of LayerNorm.
         attention_scale: factor of the attention scores; `head_dim ** -0.5` by default.
         query_key_norm: norm of each query and key head (Henry et al. 2020).
-        kv_lora_rank: let the full-attention layers keep keys and values as a latent vector of this size a token
-            (multi-head latent attention, DeepSeek-AI 2024). A query or key head then has `head_dim` numbers that
+        kv_lora_rank: let the full-attention layers keep keys and values as a latent vector of this size per
+            token (multi-head latent attention, DeepSeek-AI 2024). A query or key head then has `head_dim` numbers that
             rotary positions turn and `qk_nope_head_dim` that they do not.
         q_lora_rank: size of a latent vector between the hidden state and its queries; none by default.
         qk_nope_head_dim, v_head_dim: with latents, the unturned part of a query or key head, and the size of a value
@@ -93,7 +93,7 @@ class FratrieConfig(FratrieBaseConfig):
             token uses); the table has `max_position_embeddings + position_offset` rows.
         sinusoid_layout: sines and cosines in turn (`"interleaved"`), or all sines before all cosines (`"halves"`).
         rope_parameters: Hugging Face's description of the rotary embedding (`rope_type`, `rope_theta`, …): one for
-            all layers, or one a layer type.
+            all layers, or one per layer type.
         rope_interleaved: turn neighbouring numbers of a head as pairs (Su et al. 2021), not those half a head apart.
         relative_num_buckets, relative_max_distance: size of the relative bias table, and the distance from which all
             positions share a bucket.
@@ -114,7 +114,7 @@ class FratrieConfig(FratrieBaseConfig):
             branch alone.
         embedding_norm, final_norm: norm after the embeddings, and after the last block.
         norm_eps: epsilon of every norm.
-        mlp_layer_types: `"dense"` or `"sparse"` (mixture of experts) a layer; by default all sparse with
+        mlp_layer_types: `"dense"` or `"sparse"` (mixture of experts) per layer; by default all sparse with
             `num_experts`, and all dense without.
         num_experts, num_experts_per_tok: number E of experts, and how many each token is sent to.
         moe_intermediate_size: width of an expert; `intermediate_size` by default.
@@ -151,7 +151,7 @@ class FratrieConfig(FratrieBaseConfig):
         classifier_dropout: dropout before each of the head's layers.
         pos_weight: weight of the positives of each label in the multi-label loss.
         label_thresholds: probability above which each label is given (0.5 by default), read by the scripts and by the
-            family-relations pipeline: one a label in their order, or some by the name of their label.
+            family-relations pipeline: one per label in their order, or some by the name of their label.
         foreign_fields: of a converted model, the fields of its Hugging Face configuration that say nothing about what
             it computes, kept for the way back (`fratrie.conversion`).
     """
@@ -414,9 +414,9 @@ class FratrieEncoderConfig(FratrieConfig):
 
     Args:
         type_vocab_size: number of token types (segments A and B of BERT); 0 for none.
-        patch_size: read images of square patches with this many pixels a side in the place of tokens (Dosovitskiy et
-            al. 2021), behind one trained vector that stands for the whole image.
-        image_size, num_channels: pixels a side, and numbers a pixel, of these images.
+        patch_size: read images of square patches with this many pixels per side instead of tokens (Dosovitskiy et al.
+            2021), behind one trained vector that stands for the whole image.
+        image_size, num_channels: pixels per side, and numbers per pixel, of these images.
         pooler_activation: give the bare model a pooler, a dense layer and this activation over the first token.
         head_activation: activation in the language-model head; `hidden_act` by default.
         head_bias, lm_head_bias: biases of the dense layer and of the output layer of the language-model head.
@@ -497,6 +497,6 @@ def first_layers(saved: dict[str, Any], number: int) -> dict[str, Any]:
     """Return the saved fields of a stack that has only its first layers."""
     cut = {name: saved[name][:number] for name in ("layer_types", "mixer_types", "mlp_layer_types") if saved.get(name)}
     rope = saved.get("rope_parameters")
-    if rope and "rope_type" not in rope:  # a set a layer type, of which some may be gone
+    if rope and "rope_type" not in rope:  # one set per layer type, of which some may be gone
         cut["rope_parameters"] = {kind: rope[kind] for kind in rope if kind in cut.get("layer_types", rope)}
     return {**saved, **cut, "num_hidden_layers": number}

@@ -33,7 +33,7 @@ logger = logging.get_logger(__name__)
 
 
 class FratrieDecoderModel(FratrieStack):
-    """The bare decoder, which gives a vector a token."""
+    """The bare decoder, which gives one vector per token."""
 
     config: FratrieDecoderConfig
 
@@ -55,11 +55,11 @@ class FratrieDecoderModel(FratrieStack):
 
         Args:
             input_ids: `(B, T)` token ids; or give `inputs_embeds`.
-            attention_mask: `(B, past + T)`, zero at padding on any side; or a ready mask, or one a layer type.
+            attention_mask: `(B, past + T)`, zero at padding on any side; or a ready mask, or one per layer type.
             position_ids: `(B or 1, T)`; rows in which positions start anew hold several documents, which do not see
                 each other.
             cache: the past, extended in place.
-            inputs_embeds: `(B, T, D)` in the place of the token embeddings.
+            inputs_embeds: `(B, T, D)` instead of the token embeddings.
             encoder_hidden_states: `(B, S, D_encoder)`, where the model has cross-attention.
             encoder_attention_mask: `(B, S)`, zero at padding.
             use_cache: return a cache; by default as configured, but neither in training nor for packed rows.

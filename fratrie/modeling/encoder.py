@@ -28,7 +28,7 @@ from .stack import FratrieStack, input_shape
 
 
 class FratrieEncoderModel(FratrieStack):
-    """The bare encoder, which gives a vector a token, and one a text where it has a pooler."""
+    """The bare encoder, which gives one vector per token, and one per text where it has a pooler."""
 
     config: FratrieEncoderConfig
 
@@ -56,8 +56,8 @@ class FratrieEncoderModel(FratrieStack):
             token_type_ids: `(B, T)`, where the model has token types.
             position_ids: `(B or 1, T)`; rows in which positions start anew hold several documents, which do not see
                 each other.
-            inputs_embeds: `(B, T, D)` in the place of the token embeddings.
-            pixel_values: `(B, channels, height, width)` in the place of all these, where the model reads images.
+            inputs_embeds: `(B, T, D)` instead of the token embeddings.
+            pixel_values: `(B, channels, height, width)` instead of all these, where the model reads images.
             **kwargs: `output_hidden_states`, `output_attentions` (eager attention only), `output_router_logits`,
                 `return_dict`, and Hugging Face's flash-attention arguments for packed rows.
 

@@ -1,4 +1,4 @@
-"""A mixture of experts in the place of a feed-forward, and the losses that keep its router balanced.
+"""A mixture of experts instead of a feed-forward, and the losses that keep its router balanced.
 
 Shapes: B batch, T positions, N tokens, D hidden, E experts, F width of an expert, P experts per token (top-k),
 G groups of experts, M experts of a group, L layers.
@@ -180,8 +180,8 @@ def load_balancing_loss(
     expert takes everything.
 
     Args:
-        router_logits: `(N, E)` a layer.
-        top_k: experts a token.
+        router_logits: `(N, E)` per layer.
+        top_k: experts per token.
         attention_mask: `(B, T)` with B · T = N; padding does not count.
         scope: over the tokens of each `"layer"`, of which the mean is taken; or of all of the `"model"` at once.
     """

@@ -1,6 +1,6 @@
 """How the documents of a pass lie. Padding is an input form: a padded batch and a packed one write the same documents.
 
-`Rows` leaves a batch as it is, a document a row, padding included. `Groups` holds one row of real tokens; only the
+`Rows` leaves a batch as it is, one document per row, padding included. `Groups` holds one row of real tokens; only the
 mixers, which look across tokens, see documents, as the rows of small padded groups of documents of like length.
 `find_groups` reads the documents out of either form. A stack fills in what its mixers need (`FratrieStack.complete`):
 masks, position biases, rotary turns.

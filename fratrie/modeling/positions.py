@@ -19,7 +19,7 @@ from .configuration import FratrieConfig
 
 
 class LearnedPositions(nn.Embedding):
-    """A trained vector a position, after `offset` rows that belong to none."""
+    """A trained vector per position, after `offset` rows that belong to none."""
 
     def __init__(self, num_positions: int, hidden_size: int, offset: int = 0) -> None:
         super().__init__(num_positions + offset, hidden_size)
@@ -129,7 +129,7 @@ def rotate(
 
 
 class RelativePositionBias(nn.Module):
-    """A trained number a head and a bucket of distances, added to the scores (T5: Raffel et al. 2020, section 2.1)."""
+    """A trained number per head and bucket of distances, added to the scores (T5: Raffel et al. 2020, section 2.1)."""
 
     def __init__(self, config: FratrieConfig) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ class RelativePositionBias(nn.Module):
 
 
 class AlibiPositionBias(nn.Module):
-    """A fixed penalty that grows with the distance, at another slope a head (Press et al. 2022)."""
+    """A fixed penalty that grows with the distance, at another slope per head (Press et al. 2022)."""
 
     slopes_H: torch.Tensor
 

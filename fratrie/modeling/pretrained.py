@@ -69,7 +69,7 @@ class FratriePreTrainedModel(PreTrainedModel):
 
         Args:
             pretrained_model_name_or_path: folder or hub id.
-            config: configuration in the place of the checkpoint's.
+            config: configuration instead of the checkpoint's.
             *args, **kwargs: as for Hugging Face's method.
 
         Raises:

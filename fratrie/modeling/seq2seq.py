@@ -134,7 +134,7 @@ class FratrieSeq2SeqModel(FratrieSeq2SeqPreTrainedModel):
             decoder_attention_mask: `(B, past + T)`, zero at padding.
             encoder_outputs: output of the encoder, or a tuple that begins with its last hidden state.
             cache: the decoder's past, extended in place.
-            inputs_embeds, decoder_inputs_embeds: in the place of the token embeddings.
+            inputs_embeds, decoder_inputs_embeds: instead of the token embeddings.
             decoder_position_ids: `(B or 1, T)`.
             use_cache: return a cache.
             **kwargs: as for `FratrieEncoderModel`, for both stacks; `token_type_ids` and `position_ids` are the
@@ -149,7 +149,7 @@ class FratrieSeq2SeqModel(FratrieSeq2SeqPreTrainedModel):
         if (decoder_input_ids is None) == (decoder_inputs_embeds is None):
             raise ValueError(
                 "Give exactly one of decoder_input_ids and decoder_inputs_embeds, or labels. Hugging Face's BART "
-                "makes them of its inputs: prepare_decoder_input_ids_from_labels(input_ids)."
+                "makes them from its inputs: prepare_decoder_input_ids_from_labels(input_ids)."
             )
         recorded = {name: getattr(self.config, name) for name in RECORDS if getattr(self.config, name)}
         options: dict[str, Any] = {**recorded, **kwargs, "return_dict": True}
@@ -288,7 +288,7 @@ class FratrieSeq2SeqForConditionalGeneration(FratrieSeq2SeqPreTrainedModel, Gene
         """Score every token of the vocabulary as the next one of the output.
 
         Args:
-            labels: `(B, T)` ids of the output, -100 at padding; without decoder inputs these are made of them.
+            labels: `(B, T)` ids of the output, -100 at padding; without decoder inputs these are made from them.
             output_router_logits: return the router logits of sparse layers.
             num_items_in_batch: number of targets of the global batch, to divide the loss by.
             **kwargs: these and the inputs as for `FratrieSeq2SeqModel`.

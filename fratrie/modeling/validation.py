@@ -131,7 +131,7 @@ def _check_mixers(config: "FratrieConfig") -> None:
         entries = len(getattr(config, name) or [])
         require(
             entries == config.num_hidden_layers,
-            f"{name} has {entries} entries for num_hidden_layers={config.num_hidden_layers}: give one a layer.",
+            f"{name} has {entries} entries for num_hidden_layers={config.num_hidden_layers}: give one per layer.",
         )
     _check_latents(config)
     mixers = config.mixers
@@ -250,7 +250,7 @@ def _check_head(config: "FratrieConfig") -> None:
         values = getattr(config, name)
         require(
             values is None or len(values) == config.num_labels,
-            f"{name} has {len(values or [])} values for {config.num_labels} labels: give one a label.",
+            f"{name} has {len(values or [])} values for {config.num_labels} labels: give one per label.",
         )
     require(
         all(size > 0 for size in config.classifier_hidden_sizes or []),
