@@ -27,8 +27,11 @@ from fratrie.training.baselines import score_baselines
 from fratrie.training.bootstrap import compare, comparison_table
 from fratrie.training.classifiers import load_classifier
 from fratrie.training.cli import run
-from fratrie.training.finetuning import encode, open_inference, predict_logits, targets_of
+from fratrie.training.encoding import encode
+from fratrie.training.launch import open_inference
 from fratrie.training.metrics import multilabel_scores
+from fratrie.training.scoring import predict_logits
+from fratrie.training.tasks import targets_of
 
 CHOSEN: dict[str, Any] = {
     "learning_rate": 4e-4,

@@ -25,8 +25,11 @@ from transformers import HfArgumentParser, PreTrainedModel
 
 from fratrie.data.corpus import load_family_relations
 from fratrie.training.classifiers import load_classifier
-from fratrie.training.finetuning import aligned_targets, encode, open_inference, predict_logits
+from fratrie.training.encoding import encode
+from fratrie.training.launch import open_inference
 from fratrie.training.metrics import classification_scores
+from fratrie.training.scoring import predict_logits
+from fratrie.training.tasks import aligned_targets
 
 GROUP = 64
 

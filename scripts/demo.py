@@ -33,11 +33,14 @@ from fratrie.training.baselines import score_baselines
 from fratrie.training.bootstrap import compare, comparison_table
 from fratrie.training.classifiers import load_classifier
 from fratrie.training.cli import run
-from fratrie.training.finetuning import encode, open_inference, predict_logits, targets_of
+from fratrie.training.encoding import encode
+from fratrie.training.launch import open_inference
 from fratrie.training.loop import TrainingOptions, create_accelerator, train
 from fratrie.training.metrics import decide, probabilities, scores_table
 from fratrie.training.options import read_options
+from fratrie.training.scoring import predict_logits
 from fratrie.training.stopping import Stopped
+from fratrie.training.tasks import targets_of
 
 TRAIN_TEXTS = "fratrie/data/family_relations/train.txt"
 WORDS = "je tu il elle nous ma mon mère père sœur frère tante aime vois parle et avec très bien souvent"

@@ -14,17 +14,14 @@ from fratrie.data.corpus import load_family_relations
 from fratrie.files import write_json
 from fratrie.training.classifiers import load_classifier
 from fratrie.training.cli import run
-from fratrie.training.finetuning import (
-    aligned_targets,
-    encode,
-    open_inference,
-    prepare_output,
-    read_labelled,
-    refuse_options_of_files,
-    score_rows,
-)
+from fratrie.training.encoding import encode
+from fratrie.training.labelled_data import read_labelled, refuse_options_of_files
+from fratrie.training.launch import open_inference
 from fratrie.training.metrics import scores_table
 from fratrie.training.options import InferenceOptions, read_options
+from fratrie.training.output_files import prepare_output
+from fratrie.training.scoring import score_rows
+from fratrie.training.tasks import aligned_targets
 
 
 @dataclass(kw_only=True)

@@ -26,34 +26,14 @@ from transformers import (
 from fratrie.checkpoints import CONFIG, MOST_COUNTED, read_json
 from fratrie.export import carries_code, export_code, require_own_class
 from fratrie.files import write_json
-from fratrie.training.classifiers import (
-    Head,
-    as_ours,
-    check_checkpoint,
-    check_same_tokens,
-    freeze_below,
-    learning_rates,
-    load_config,
-    load_tokenizer,
-    new_classifier,
-)
+from fratrie.training.classifiers import ClassifierHead, as_ours, new_classifier
 from fratrie.training.cli import run
+from fratrie.training.encoding import EncodedRows, encode, max_tokens
 from fratrie.training.evaluation import evaluate_loss
-from fratrie.training.finetuning import (
-    DataOptions,
-    Rows,
-    balanced_weights,
-    check_every_label_occurs,
-    encode,
-    load_parts,
-    log_from_main_process,
-    max_tokens,
-    predict_logits,
-    score_rows,
-    targets_of,
-    task_of,
-)
 from fratrie.training.fingerprint import fingerprint_rows
+from fratrie.training.labelled_data import LabelledDataOptions, load_parts
+from fratrie.training.launch import log_from_main_process
+from fratrie.training.layers import freeze_below, learning_rates
 from fratrie.training.loop import Evaluator, TrainingOptions, TrainingResult, open_run, train
 from fratrie.training.metrics import (
     MULTI_LABEL,
@@ -72,8 +52,11 @@ from fratrie.training.model_card import (
     portable_path,
     write_model_card,
 )
+from fratrie.training.model_folders import check_checkpoint, check_same_tokens, load_config, load_tokenizer
 from fratrie.training.options import check_ranges, read_options
 from fratrie.training.pretraining import new_config
+from fratrie.training.scoring import predict_logits, score_rows
+from fratrie.training.tasks import balanced_weights, check_every_label_occurs, targets_of, task_of
 
 logger = logging.getLogger("fratrie.finetune")
 
@@ -186,14 +169,14 @@ class FinetuningOptions(TrainingOptions):
 class Run:
     """What the steps of a run hand on."""
 
-    data: DataOptions
+    data: LabelledDataOptions
     choices: ModelOptions
     options: FinetuningOptions
     accelerator: Accelerator
     parts: DatasetDict
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    rows: dict[str, Rows]
+    rows: dict[str, EncodedRows]
 
     def scores(self, part: str, model: PreTrainedModel | None = None, intervals: bool = False) -> Scores:
         """Scores of the model on a part of the data, with intervals over its respondents (rows, if it names none)."""
@@ -207,7 +190,7 @@ class Run:
 
 def main() -> None:
     """Load, train, score, and leave a complete folder behind."""
-    data, choices, options = read_options(__doc__, DataOptions, ModelOptions, FinetuningOptions)
+    data, choices, options = read_options(__doc__, LabelledDataOptions, ModelOptions, FinetuningOptions)
     _check_options(data, choices, options)
     with open_run(options) as accelerator:
         log_from_main_process(accelerator)
@@ -248,7 +231,7 @@ def _compared(current: Run) -> dict[str, Any]:
     return choices | {f"{part} data": fingerprint_rows(cast(Dataset, current.rows[part])) for part in parts}
 
 
-def _check_options(data: DataOptions, choices: ModelOptions, options: FinetuningOptions) -> None:
+def _check_options(data: LabelledDataOptions, choices: ModelOptions, options: FinetuningOptions) -> None:
     check_ranges(data, {"validation_size": (0, 0.999999), "max_length": (1, 10**6)})
     check_ranges(choices, {"classifier_hidden_sizes": (1, 10**6), "trainable_layers": (-1, MOST_COUNTED)})
     check_ranges(options, {"head_learning_rate": (0, 1000)})
@@ -269,7 +252,9 @@ def _check_options(data: DataOptions, choices: ModelOptions, options: Finetuning
             raise ValueError("--tune_thresholds needs a validation part: give --validation_file or a validation_size")
 
 
-def _prepare(data: DataOptions, choices: ModelOptions, options: FinetuningOptions, accelerator: Accelerator) -> Run:
+def _prepare(
+    data: LabelledDataOptions, choices: ModelOptions, options: FinetuningOptions, accelerator: Accelerator
+) -> Run:
     parts = load_parts(data, options.seed)
     check_every_label_occurs(parts["train"], choices.allow_missing_labels)
     task = task_of(parts["train"].features)
@@ -313,7 +298,7 @@ def _build(
         kind = choices.model_type or "encoder"
         config = new_config(kind, choices.config_overrides, tokenizer, max_length or 0, choices.config)
     weights = balanced_weights(parts["train"]) if choices.class_weights == "balanced" else None
-    head = Head(choices.pooling, choices.classifier_hidden_sizes, weights)
+    head = ClassifierHead(choices.pooling, choices.classifier_hidden_sizes, weights)
     model, new = new_classifier(config, task_of(parts["train"].features), head, checkpoint)
     if choices.attn_implementation:
         model.set_attn_implementation(choices.attn_implementation)

@@ -22,11 +22,15 @@ import fratrie  # noqa: F401 (registers its models)
 from fratrie.data.loading import load_texts_and_others, places_of_texts
 from fratrie.data.text_files import open_text
 from fratrie.files import new_file
-from fratrie.training.classifiers import Task, load_classifier
+from fratrie.training.classifiers import load_classifier
 from fratrie.training.cli import run
-from fratrie.training.finetuning import encode, open_inference, predict_logits, prepare_output
+from fratrie.training.encoding import encode
+from fratrie.training.launch import open_inference
 from fratrie.training.metrics import REGRESSION, decided_labels, probabilities
 from fratrie.training.options import InferenceOptions, read_options
+from fratrie.training.output_files import prepare_output
+from fratrie.training.scoring import predict_logits
+from fratrie.training.tasks import Task
 
 # What a spreadsheet would calculate, or take for a command.
 FORMULA = re.compile(r"[=+\-@\t\r]")

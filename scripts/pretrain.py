@@ -20,15 +20,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from fratrie.export import carries_code, export_code, require_own_class
 from fratrie.files import write_json
 from fratrie.training.batches import Collator
-from fratrie.training.classifiers import check_same_tokens, checkpoint_folder
 from fratrie.training.cli import run
 from fratrie.training.corpora import make_rows, named_texts, read_texts, stream_texts
 from fratrie.training.evaluation import evaluate_loss, perplexity
-from fratrie.training.finetuning import log_from_main_process
 from fratrie.training.fingerprint import fingerprint_files, fingerprint_rows
+from fratrie.training.launch import log_from_main_process
 from fratrie.training.loop import TrainingOptions, TrainingResult, open_run, train
 from fratrie.training.metrics import markdown_code
 from fratrie.training.model_card import CardFacts, describe_hardware, portable_path, write_model_card
+from fratrie.training.model_folders import check_same_tokens, checkpoint_folder
 from fratrie.training.options import ReadingOptions, check_ranges, read_options
 from fratrie.training.pretraining import (
     Corruption,

@@ -26,9 +26,9 @@ from fratrie.checkpoints import check_counts, check_memory, read_json, reason_of
 from fratrie.tokenization import SIBLINGS, sentinel_token_ids, with_sibling
 
 from .batches import Collator
-from .classifiers import LOADING_ERRORS, check_checkpoint, load_config, load_tokenizer
 from .collators import MaskingCollator, PackedCausalCollator, SpanCorruptionCollator
 from .corpora import PackedRows, PlainRows, SentenceRows
+from .model_folders import LOADING_ERRORS, check_checkpoint, load_config, load_tokenizer
 
 ObjectiveName = Literal["mlm", "clm", "denoise"]
 _SIBLINGS: dict[str, Any] = {"mlm": "encoder", "clm": "decoder", "denoise": "seq2seq"}
