@@ -68,7 +68,7 @@ SHIPPED = (
 
 
 @dataclass
-class ModelOptions:
+class ClassifierOptions:
     """What to fine-tune, and how much of it."""
 
     model: str | None = field(
@@ -170,7 +170,7 @@ class Run:
     """What the steps of a run hand on."""
 
     data: LabelledDataOptions
-    choices: ModelOptions
+    choices: ClassifierOptions
     options: FinetuningOptions
     accelerator: Accelerator
     parts: DatasetDict
@@ -190,7 +190,7 @@ class Run:
 
 def main() -> None:
     """Load, train, score, and leave a complete folder behind."""
-    data, choices, options = read_options(__doc__, LabelledDataOptions, ModelOptions, FinetuningOptions)
+    data, choices, options = read_options(__doc__, LabelledDataOptions, ClassifierOptions, FinetuningOptions)
     _check_options(data, choices, options)
     with open_run(options) as accelerator:
         log_from_main_process(accelerator)
@@ -231,7 +231,7 @@ def _compared(current: Run) -> dict[str, Any]:
     return choices | {f"{part} data": fingerprint_rows(cast(Dataset, current.rows[part])) for part in parts}
 
 
-def _check_options(data: LabelledDataOptions, choices: ModelOptions, options: FinetuningOptions) -> None:
+def _check_options(data: LabelledDataOptions, choices: ClassifierOptions, options: FinetuningOptions) -> None:
     check_ranges(data, {"validation_size": (0, 0.999999), "max_length": (1, 10**6)})
     check_ranges(choices, {"classifier_hidden_sizes": (1, 10**6), "trainable_layers": (-1, MOST_COUNTED)})
     check_ranges(options, {"head_learning_rate": (0, 1000)})
@@ -253,7 +253,7 @@ def _check_options(data: LabelledDataOptions, choices: ModelOptions, options: Fi
 
 
 def _prepare(
-    data: LabelledDataOptions, choices: ModelOptions, options: FinetuningOptions, accelerator: Accelerator
+    data: LabelledDataOptions, choices: ClassifierOptions, options: FinetuningOptions, accelerator: Accelerator
 ) -> Run:
     parts = load_parts(data, options.seed)
     check_every_label_occurs(parts["train"], choices.allow_missing_labels)
@@ -286,7 +286,7 @@ def _log_labels(train: Dataset, labels: Sequence[str]) -> None:
 
 
 def _build(
-    choices: ModelOptions, parts: DatasetDict, max_length: int | None
+    choices: ClassifierOptions, parts: DatasetDict, max_length: int | None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     checkpoint = check_checkpoint(choices.model, tokenizer=not choices.tokenizer) if choices.model else None
     tokenizer = load_tokenizer(choices.tokenizer or cast(Path, checkpoint))

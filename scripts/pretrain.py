@@ -31,6 +31,7 @@ from fratrie.training.model_card import CardFacts, describe_hardware, portable_p
 from fratrie.training.model_folders import check_same_tokens, checkpoint_folder
 from fratrie.training.options import ReadingOptions, check_ranges, read_options
 from fratrie.training.pretraining import (
+    SIBLING_FOR,
     Corruption,
     build_model,
     check_fit,
@@ -41,12 +42,11 @@ from fratrie.training.pretraining import (
 )
 
 TASKS = {"mlm": "fill-mask", "clm": "text-generation", "denoise": "text2text-generation"}
-SIBLINGS = {"mlm": "encoder", "clm": "decoder", "denoise": "seq2seq"}
 AnyDataset: TypeAlias = datasets.Dataset | datasets.IterableDataset
 
 
 @dataclass(kw_only=True)
-class DataOptions(ReadingOptions):
+class CorpusOptions(ReadingOptions):
     """Which texts to learn from."""
 
     files: list[str] = field(
@@ -115,13 +115,15 @@ class PretrainingOptions(TrainingOptions):
 
 def main() -> None:
     """Load, train, evaluate, and leave a complete folder behind."""
-    data, choices, options = read_options(__doc__, DataOptions, ModelOptions, PretrainingOptions)
+    data, choices, options = read_options(__doc__, CorpusOptions, ModelOptions, PretrainingOptions)
     _check_options(data, choices)
     with open_run(options) as accelerator:
         _pretrain(data, choices, options, accelerator)
 
 
-def _pretrain(data: DataOptions, choices: ModelOptions, options: PretrainingOptions, accelerator: Accelerator) -> None:
+def _pretrain(
+    data: CorpusOptions, choices: ModelOptions, options: PretrainingOptions, accelerator: Accelerator
+) -> None:
     log_from_main_process(accelerator)
     set_seed(options.seed)
     model, tokenizer = _model_and_tokenizer(choices)
@@ -154,7 +156,7 @@ def _pretrain(data: DataOptions, choices: ModelOptions, options: PretrainingOpti
         _write(Path(options.output_dir), result, facts)
 
 
-def _compared(data: DataOptions, rows: dict[str, AnyDataset]) -> dict[str, Any]:
+def _compared(data: CorpusOptions, rows: dict[str, AnyDataset]) -> dict[str, Any]:
     """What a run that goes on must have as before, beside the rows of train: a stream cannot be read beforehand."""
     compared: dict[str, Any] = {}
     if "validation" in rows:
@@ -168,7 +170,7 @@ def _compared(data: DataOptions, rows: dict[str, AnyDataset]) -> dict[str, Any]:
     return compared
 
 
-def _check_options(data: DataOptions, choices: ModelOptions) -> None:
+def _check_options(data: CorpusOptions, choices: ModelOptions) -> None:
     if bool(data.files) == bool(data.dataset):
         raise ValueError("give either --files or --dataset, the texts to learn from")
     if data.annotated and (data.dataset or data.streaming):
@@ -190,14 +192,14 @@ def _model_and_tokenizer(choices: ModelOptions) -> tuple[PreTrainedModel, PreTra
         if choices.tokenizer:
             check_same_tokens(tokenizer, checkpoint_folder(choices.model))
     else:
-        model_type = choices.model_type or SIBLINGS[choices.objective]
+        model_type = choices.model_type or SIBLING_FOR[choices.objective]
         config = new_config(model_type, choices.config_overrides, tokenizer, choices.block_size, choices.config)
         model = build_model(choices.objective, config)
     check_fit(model, tokenizer, choices.block_size)
     return model, tokenizer
 
 
-def _texts(data: DataOptions, seed: int) -> dict[str, AnyDataset]:
+def _texts(data: CorpusOptions, seed: int) -> dict[str, AnyDataset]:
     texts: AnyDataset
     if data.dataset:
         texts = named_texts(data.dataset, data.dataset_config, data.dataset_split, data.text_column, data.streaming)
@@ -232,7 +234,7 @@ def _size(rows: AnyDataset) -> str:
 
 
 def _card(
-    data: DataOptions,
+    data: CorpusOptions,
     choices: ModelOptions,
     options: PretrainingOptions,
     accelerator: Accelerator,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 
-from .text_pipeline import TextPipeline, read_text
+from .text_pipeline import TextPipeline, text_of
 
 VALENCE_NAMES = {"+": "positive", "-": "négative", "0": "neutre", "i": "information"}
 PERSON_NAMES = {
@@ -81,7 +81,7 @@ class FamilyRelationsPipeline(TextPipeline):
 
     def preprocess(self, input_: Any) -> dict[str, Any]:  # type: ignore[override]
         """Tokens `(1, T)` of one input, and its text."""
-        text = read_text(input_)
+        text = text_of(input_)
         if not text.strip():
             raise ValueError(f"The text {text[:20]!r} is blank, and tells of nobody: leave it out.")
         return {**self.encode(text), "text": text}

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel
 
-from .text_pipeline import TextPipeline, read_text, stack_positions
+from .text_pipeline import TextPipeline, stack_positions, text_of
 
 
 class Text2TextGenerationPipeline(TextPipeline):
@@ -90,7 +90,7 @@ class Text2TextGenerationPipeline(TextPipeline):
     ) -> dict[str, Any]:
         """Tokens `(1, S)` of one input and their mask: what `generate` takes of a tokenizer's output."""
         prefix = self.prefix if prefix is None else prefix
-        encoding = self.encode((prefix or "") + read_text(input_), truncation)
+        encoding = self.encode((prefix or "") + text_of(input_), truncation)
         return {name: encoding[name] for name in ("input_ids", "attention_mask") if name in encoding}
 
     def _forward(self, input_tensors: dict[str, Any], **generate_kwargs: Any) -> dict[str, Any]:  # type: ignore[override]

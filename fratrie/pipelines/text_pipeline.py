@@ -122,7 +122,7 @@ class TextPipeline(Pipeline):
         vars(self.model.config).pop("custom_pipelines", None)
 
 
-def read_text(item: Any) -> str:
+def text_of(item: Any) -> str:
     """The text of an input: the input itself, or its `"text"`.
 
     Raises:

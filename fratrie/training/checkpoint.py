@@ -10,8 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,10 +22,10 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging as hf_logging
 
 from .. import files
 from ..checkpoints import check_kinds
+from ..quiet import without_bars
 from .fingerprint import digest_of
 
 STATE_FILE = "trainer_state.json"
@@ -181,22 +180,10 @@ def write_model(
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> None:
     """Write the Hugging Face folder of `model` with `weights` and its tokenizer."""
-    with quiet():
+    with without_bars():
         model.save_pretrained(folder, state_dict=weights)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without Hugging Face's own progress bars for loading and saving."""
-    shown = hf_logging.is_progress_bar_enabled()
-    hf_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            hf_logging.enable_progress_bar()
 
 
 def load_state(path: Path) -> dict[str, Any]:
@@ -235,7 +222,7 @@ def load_weights(model: nn.Module, path: Path, accelerator: Accelerator) -> None
     """
     unwrapped = cast(PreTrainedModel, accelerator.unwrap_model(model))
     try:
-        with quiet():
+        with without_bars():
             loaded, found = cast(Any, type(unwrapped)).from_pretrained(
                 path, dtype=unwrapped.dtype, local_files_only=True, use_safetensors=True, output_loading_info=True
             )

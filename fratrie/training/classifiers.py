@@ -18,10 +18,10 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import logging as transformers_logging
 
 from fratrie.checkpoints import CONFIG, check_memory, reason_of
 from fratrie.conversion.models import RECIPES
+from fratrie.quiet import without_reports
 
 from .metrics import MULTI_LABEL, thresholds_by_name
 from .model_folders import LOADING_ERRORS, check_checkpoint, load_config, load_tokenizer
@@ -109,9 +109,7 @@ def _set_head(config: PreTrainedConfig, task: Task, head: ClassifierHead) -> Non
 
 def _read_model(path: Path, **choices: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Model and loading report; the callers judge the report, so the library need not print it as well."""
-    verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    try:
+    with without_reports():
         return AutoModelForSequenceClassification.from_pretrained(
             path,
             local_files_only=True,
@@ -120,8 +118,6 @@ def _read_model(path: Path, **choices: Any) -> tuple[PreTrainedModel, dict[str, 
             trust_remote_code=False,
             **choices,
         )
-    finally:
-        transformers_logging.set_verbosity(verbosity)
 
 
 def _check_only_the_head_is_new(model: PreTrainedModel, new: set[str], checkpoint: Path | None) -> None:

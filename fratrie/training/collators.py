@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DataCollatorForLanguageModeling
 
-from .objective import IGNORED
+from fratrie.modeling.losses import IGNORED
 
 
 @dataclass

@@ -26,8 +26,8 @@ from .tracking import pace_bars_of_datasets
 
 logger = logging.getLogger(__name__)
 
-Rows = dict[str, list[list[int]]]
-AnyDataset = TypeVar("AnyDataset", datasets.Dataset, datasets.IterableDataset)
+RowColumns = dict[str, list[list[int]]]
+DatasetType = TypeVar("DatasetType", datasets.Dataset, datasets.IterableDataset)
 
 
 def read_texts(
@@ -120,7 +120,7 @@ def _load(
     return saved.to_iterable_dataset() if streaming else saved
 
 
-def only_text(dataset: AnyDataset, text_column: str, source: str = "the data") -> AnyDataset:
+def only_text(dataset: DatasetType, text_column: str, source: str = "the data") -> DatasetType:
     """`dataset` with nothing but a column `text`, without blank and absent texts.
 
     Raises `ValueError`, with the columns there are, where `text_column` is missing; and for a row with something else
@@ -160,7 +160,7 @@ class SentenceRows:
     block_size: int
     word_offsets: bool = False
 
-    def __call__(self, batch: dict[str, list[str]]) -> Rows:
+    def __call__(self, batch: dict[str, list[str]]) -> RowColumns:
         """Columns `input_ids`, `special_tokens_mask` and, if asked for, `offset_mapping`."""
         encoded = self.tokenizer(
             batch["text"],
@@ -185,7 +185,7 @@ class PackedRows:
     tokenizer: PreTrainedTokenizerBase
     block_size: int
 
-    def __call__(self, batch: dict[str, list[str]]) -> Rows:
+    def __call__(self, batch: dict[str, list[str]]) -> RowColumns:
         """Columns `input_ids` and `position_ids`, at most `block_size` long."""
         end = self.tokenizer.eos_token_id
         documents = self.tokenizer(batch["text"], verbose=False)["input_ids"]
@@ -205,7 +205,7 @@ class PlainRows:
     block_size: int
     added: int = 2
 
-    def __call__(self, batch: dict[str, list[str]]) -> Rows:
+    def __call__(self, batch: dict[str, list[str]]) -> RowColumns:
         """Column `input_ids`."""
         documents = self.tokenizer(batch["text"], add_special_tokens=False, verbose=False)["input_ids"]
         return {"input_ids": cut_documents(documents, self.block_size - self.added)}
@@ -238,7 +238,7 @@ def pack_documents(documents: Iterable[Sequence[int]], block_size: int) -> list[
     return rows
 
 
-def make_rows(dataset: AnyDataset, maker: SentenceRows | PackedRows | PlainRows, name: str) -> AnyDataset:
+def make_rows(dataset: DatasetType, maker: SentenceRows | PackedRows | PlainRows, name: str) -> DatasetType:
     """Apply a row maker to all texts of `dataset`. Raises `ValueError` where no row comes of them."""
     if isinstance(dataset, datasets.IterableDataset):
         return dataset.map(maker, batched=True, remove_columns=["text"])

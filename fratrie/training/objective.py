@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-IGNORED = -100
+from fratrie.modeling.losses import IGNORED
+
 _SHIFTING = ("ForCausalLM", "LMHeadModel")
 
 

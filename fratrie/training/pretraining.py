@@ -31,7 +31,7 @@ from .corpora import PackedRows, PlainRows, SentenceRows
 from .model_folders import LOADING_ERRORS, check_checkpoint, load_config, load_tokenizer
 
 ObjectiveName = Literal["mlm", "clm", "denoise"]
-_SIBLINGS: dict[str, Any] = {"mlm": "encoder", "clm": "decoder", "denoise": "seq2seq"}
+SIBLING_FOR: dict[str, Any] = {"mlm": "encoder", "clm": "decoder", "denoise": "seq2seq"}
 _AUTO_MODELS: dict[str, Any] = {
     "mlm": AutoModelForMaskedLM,
     "clm": AutoModelForCausalLM,
@@ -56,7 +56,7 @@ def open_tokenizer(folder: str, objective: ObjectiveName) -> PreTrainedTokenizer
     """
     tokenizer = load_tokenizer(folder)
     if type(tokenizer) is PreTrainedTokenizerFast and _knows_templates(tokenizer):
-        tokenizer = with_sibling(tokenizer, _SIBLINGS[objective])
+        tokenizer = with_sibling(tokenizer, SIBLING_FOR[objective])
     needed = {"mlm": "mask_token", "clm": "eos_token", "denoise": "eos_token"}[objective]
     if getattr(tokenizer, needed) is None:
         raise ValueError(f"the tokenizer in {folder} has no {needed}, which {objective} needs: set it and save it")
@@ -133,7 +133,7 @@ def build_model(objective: ObjectiveName, config: PreTrainedConfig) -> PreTraine
     auto = _AUTO_MODELS[objective]
     if type(config) not in auto._model_mapping:
         raise ValueError(
-            f"a {config.model_type} has no head for {objective}: use the model type {_SIBLINGS[objective]}"
+            f"a {config.model_type} has no head for {objective}: use the model type {SIBLING_FOR[objective]}"
         )
     try:
         check_memory(partial(auto.from_config, trust_remote_code=False), config)
