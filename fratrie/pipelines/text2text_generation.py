@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel
 
-from .text_pipeline import TextPipeline, stack_positions, text_of
+from .text_length import longest_text
+from .text_pipeline import TextPipeline, text_of
 
 
 class Text2TextGenerationPipeline(TextPipeline):
@@ -54,7 +55,7 @@ class Text2TextGenerationPipeline(TextPipeline):
         super().__init__(model, *args, **kwargs)
         defaults = self._generation_defaults
         defaults["max_new_tokens"] = min(
-            defaults["max_new_tokens"], stack_positions(model, "decoder") or defaults["max_new_tokens"]
+            defaults["max_new_tokens"], longest_text(model, "decoder") or defaults["max_new_tokens"]
         )
         if self.tokenizer.eos_token_id is not None:
             defaults["eos_token_id"] = self.tokenizer.eos_token_id

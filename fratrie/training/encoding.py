@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from fratrie.pipelines.text_length import longest_text
+
 logger = logging.getLogger(__name__)
 
 EncodedRows = list[dict[str, Any]]
@@ -21,20 +23,12 @@ def max_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, reque
         ValueError: the request exceeds it.
     """
     limits = [tokenizer.model_max_length] if tokenizer.model_max_length < 10**9 else []
-    positions = getattr(model.config, "max_position_embeddings", None)
-    if positions:
-        limits.append(positions - _reserved_positions(model, positions))
+    if longest := longest_text(model):
+        limits.append(longest)
     limit = min(limits, default=None)
     if requested is not None and not 1 <= requested <= (limit or requested):
         raise ValueError(f"max_length={requested}: the model takes 1 to {limit} tokens")
     return requested or limit
-
-
-def _reserved_positions(model: PreTrainedModel, positions: int) -> int:
-    """Positions up to the padding index, which RoBERTa and its kin never give to a token."""
-    tables = (m for n, m in model.named_modules() if "position" in n and isinstance(m, nn.Embedding))
-    padding = (t.padding_idx for t in tables if t.num_embeddings == positions and t.padding_idx is not None)
-    return next((index + 1 for index in padding), 0)
 
 
 def encode(

@@ -23,6 +23,7 @@ from transformers import (
 
 import fratrie  # noqa: F401 (registers its models)
 from fratrie.checkpoints import check_counts, check_memory, read_json, reason_of
+from fratrie.pipelines.text_length import longest_text
 from fratrie.tokenization import SIBLINGS, sentinel_token_ids, with_sibling
 
 from .batches import Collator
@@ -168,12 +169,8 @@ def check_fit(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, block_
     size = cast(Any, model.get_input_embeddings()).num_embeddings
     if size < len(tokenizer):
         raise ValueError(f"the tokenizer has {len(tokenizer)} tokens, the model embeddings for {size}")
-    stacks = [model.config, *(getattr(model.config, name, None) for name in ("encoder", "decoder"))]
-    positions = [getattr(stack, "max_position_embeddings", None) for stack in stacks]
-    # RoBERTa and its kin never give a token the positions up to that of padding.
-    tables = [part for name, part in model.named_modules() if "position" in name]
-    reserved = max((table.padding_idx + 1 for table in tables if getattr(table, "padding_idx", None)), default=0)
-    limit = min((number for number in positions if number), default=block_size + reserved) - reserved
+    limits = [longest for side in ("encoder", "decoder") if (longest := longest_text(model, side))]
+    limit = min(limits, default=block_size)
     if block_size > limit:
         raise ValueError(f"block_size={block_size} is more than the {limit} positions of the model")
 
