@@ -70,9 +70,12 @@ def require_own_class(model: Any) -> type[FratriePreTrainedModel]:
     Raises:
         ValueError: it is of no class of ours, or of a copy that a checkpoint carries.
     """
-    name = type(model).__name__.removeprefix("FSDP")  # which derives a class of this name
+    from torch.distributed.fsdp import FSDPModule  # which some builds of torch lack
+
+    # `fully_shard` puts a class of its own before that of the model.
+    given = next(kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule))
     for _, ours in AUTO_CLASSES:
-        if ours.__name__ == name and isinstance(model, ours):
+        if given is ours:
             return ours
     if type(model).__module__.startswith("transformers_modules."):  # where Hugging Face puts the code of folders
         raise ValueError(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -35,12 +35,18 @@ def as_ours(config: PreTrainedConfig) -> PreTrainedConfig:
     recipe = RECIPES.get(config.model_type)
     if recipe is None:
         return config
-    heads = [head for head in recipe.heads if head.ours.__name__.endswith("ForSequenceClassification")]
+    heads = [head for head in recipe.heads if _classifies_sequences(head.ours)]
     try:
         return recipe.read_config(config, heads[0]) if heads else config
     except ValueError as error:
         logger.warning("%s It is trained as Hugging Face's own class.", error)
         return config
+
+
+def _classifies_sequences(our_class: type[PreTrainedModel]) -> bool:
+    """Whether `AutoModelForSequenceClassification` builds this class, or a user's own below it."""
+    built: Any = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING.get(cast(Any, our_class.config_class), None)
+    return built is not None and issubclass(built, our_class)
 
 
 @dataclass(frozen=True)

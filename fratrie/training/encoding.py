@@ -52,7 +52,7 @@ def encode(
     """
     limit = max_tokens(model, tokenizer, max_length)
     encoded = tokenizer(list(texts), verbose=False)
-    names = set(inspect.signature(type(model).forward).parameters) & set(encoded)
+    names = _input_names(model) & set(encoded)
     rows: EncodedRows = [{name: encoded[name][i] for name in names} for i in range(len(texts))]
     long = [i for i, row in enumerate(rows) if limit and len(row["input_ids"]) > limit]
     if long:
@@ -65,6 +65,13 @@ def encode(
         for row, target in zip(rows, targets.tolist(), strict=True):
             row["labels"] = target
     return rows
+
+
+def _input_names(model: PreTrainedModel) -> set[str]:
+    """What the model's forward takes by name; where a subclass only passes arguments on, that of the class below."""
+    forwards = [vars(kind)["forward"] for kind in type(model).__mro__ if "forward" in vars(kind)]
+    names = (set(inspect.signature(forward).parameters) for forward in forwards)
+    return next(found for found in names if "input_ids" in found)
 
 
 def _check_ids(rows: EncodedRows, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:

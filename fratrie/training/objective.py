@@ -14,8 +14,6 @@ from transformers import PreTrainedModel
 
 from fratrie.modeling.losses import IGNORED
 
-_SHIFTING = ("ForCausalLM", "LMHeadModel")
-
 
 class Objective:
     """Counts the targets of a batch and takes the batch's share of the loss from a Hugging Face model.
@@ -28,7 +26,8 @@ class Objective:
     def __init__(self, model: PreTrainedModel) -> None:
         named = "num_items_in_batch" in inspect.signature(model.forward).parameters
         self.told_items = named or getattr(model, "accepts_loss_kwargs", False) is True
-        self.shifts = type(model).__name__.endswith(_SHIFTING)
+        # What continues its own input predicts each token from those before it.
+        self.shifts = model.can_generate() and not model.config.is_encoder_decoder
 
     def count(self, inputs: dict[str, Tensor]) -> int:
         """Targets in `inputs["labels"]`: entries that are not -100; a causal model never predicts the first.

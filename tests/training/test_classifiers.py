@@ -19,8 +19,15 @@ from transformers import (
     T5Config,
 )
 
-from fratrie import FratrieDecoderConfig, FratrieEncoderConfig, FratrieEncoderForMaskedLM, FratrieSeq2SeqConfig
-from fratrie.training.classifiers import ClassifierHead, load_classifier, new_classifier
+from fratrie import (
+    FratrieDecoderConfig,
+    FratrieEncoderConfig,
+    FratrieEncoderForMaskedLM,
+    FratrieEncoderForSequenceClassification,
+    FratrieSeq2SeqConfig,
+)
+from fratrie.training.classifiers import ClassifierHead, as_ours, load_classifier, new_classifier
+from fratrie.training.encoding import encode
 from fratrie.training.layers import freeze_below, learning_rates
 from fratrie.training.metrics import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from fratrie.training.model_folders import (
@@ -133,6 +140,28 @@ def test_our_head_takes_pooling_hidden_sizes_and_weights(tmp_path):
 def test_choices_that_a_model_lacks_are_named(config, head, message):
     with pytest.raises(ValueError, match=message):
         new_classifier(type(config).from_dict(config.to_dict()), SEVERAL, head)
+
+
+class Judge(FratrieEncoderForSequenceClassification):
+    """A user's own classifier, whose forward only passes on what it is given."""
+
+    def forward(self, *args, **kwargs):
+        return super().forward(*args, **kwargs)
+
+
+def test_a_classifier_of_the_user_is_built_for_a_checkpoint_of_a_family(tmp_path):
+    saved_body(tmp_path)
+    AutoModelForSequenceClassification.register(FratrieEncoderConfig, Judge, exist_ok=True)
+    try:
+        model, _ = new_classifier(as_ours(load_config(tmp_path)), SEVERAL, ClassifierHead())
+    finally:
+        ours = FratrieEncoderForSequenceClassification
+        AutoModelForSequenceClassification.register(FratrieEncoderConfig, ours, exist_ok=True)
+    assert type(model) is Judge
+    rows = encode(["ma mère"], model, load_tokenizer(tmp_path))
+    assert rows == [{"input_ids": [1, 4, 5, 2], "attention_mask": [1] * 4}]
+    assert freeze_below(model, 1, set())
+    assert learning_rates(model, 1e-3, 0.5)
 
 
 def test_a_body_that_does_not_fit_its_config_is_refused(tmp_path):
