@@ -142,7 +142,8 @@ def decisions(folder: Path, rows: Dataset) -> NDArray[np.int64]:
     """What the classifier of a folder says of texts, at a probability of 0.5. Shape: (N, L)"""
     model, tokenizer, _ = load_classifier(folder)
     encoded = encode(rows["text"], model, tokenizer)
-    return (predict_logits(model, open_inference(), encoded, tokenizer, 64) > 0).astype(int)
+    with open_inference() as accelerator:
+        return (predict_logits(model, accelerator, encoded, tokenizer, 64) > 0).astype(int)
 
 
 def score(options: Options, train: Dataset, test: Dataset) -> None:

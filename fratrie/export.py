@@ -64,19 +64,25 @@ def carries_code(model: Any) -> bool:
     return any(map(_is_ours, (vars(model.config).get("auto_map") or {}).values()))
 
 
+def takes_code(model: Any, asked: bool) -> bool:
+    """Whether the code is put beside a model that is saved: where it is asked for, or the model has come with it.
+
+    Raises:
+        ValueError: it is asked for, and the model is of no class of ours.
+    """
+    if asked:
+        require_own_class(model)
+    return asked or (carries_code(model) and _own_class(model) is not None)
+
+
 def require_own_class(model: Any) -> type[FratriePreTrainedModel]:
     """The class of ours that a model is of, sharded by FSDP or not.
 
     Raises:
         ValueError: it is of no class of ours, or of a copy that a checkpoint carries.
     """
-    from torch.distributed.fsdp import FSDPModule  # which some builds of torch lack
-
-    # `fully_shard` puts a class of its own before that of the model.
-    given = next(kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule))
-    for _, ours in AUTO_CLASSES:
-        if given is ours:
-            return ours
+    if own := _own_class(model):
+        return own
     if type(model).__module__.startswith("transformers_modules."):  # where Hugging Face puts the code of folders
         raise ValueError(
             f"This {type(model).__name__} was loaded with trust_remote_code and already carries its code: "
@@ -86,6 +92,14 @@ def require_own_class(model: Any) -> type[FratriePreTrainedModel]:
         f"{type(model).__name__} is none of the models of fratrie, whose code can be exported: unwrap or merge it "
         "first; a class of transformers needs no code."
     )
+
+
+def _own_class(model: Any) -> type[FratriePreTrainedModel] | None:
+    from torch.distributed.fsdp import FSDPModule  # which some builds of torch lack
+
+    # `fully_shard` puts a class of its own before that of the model.
+    given = next(kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule))
+    return next((ours for _, ours in AUTO_CLASSES if given is ours), None)
 
 
 def _saved_config(folder: Path, model: PreTrainedModel) -> dict[str, Any] | None:

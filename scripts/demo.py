@@ -195,7 +195,8 @@ def score_beside_baselines(folder: Path) -> tuple[dict[str, Any], dict[str, Any]
 def decisions(folder: Path, rows: Dataset) -> NDArray[np.int64]:
     """The labels that a classifier gives to texts, as indicators. Shape: (N, L)"""
     model, tokenizer, task = load_classifier(folder)
-    logits = predict_logits(model, open_inference(), encode(rows["text"], model, tokenizer), tokenizer, 64)
+    with open_inference() as accelerator:
+        logits = predict_logits(model, accelerator, encode(rows["text"], model, tokenizer), tokenizer, 64)
     return decide(probabilities(logits, task.problem_type), getattr(model.config, "label_thresholds", None))
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from accelerate import Accelerator
+
 import fratrie  # noqa: F401 (registers its models)
 from fratrie.checkpoints import read_json
 from fratrie.data.corpus import load_family_relations
@@ -44,7 +46,11 @@ def main() -> None:
     (options,) = read_options(__doc__, EvaluationOptions)
     if not options.file:
         refuse_options_of_files(options, "label_column")
-    accelerator = open_inference()
+    with open_inference() as accelerator:
+        _evaluate(options, accelerator)
+
+
+def _evaluate(options: EvaluationOptions, accelerator: Accelerator) -> None:
     output = None
     if options.output_file:
         output = prepare_output(options.output_file, options.file, options.model, _holds_scores, options.overwrite)

@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from fratrie.checkpoints import CONFIG, MOST_COUNTED, read_json
-from fratrie.export import carries_code, export_code, require_own_class
+from fratrie.export import require_own_class
 from fratrie.files import write_json
 from fratrie.training.classifiers import ClassifierHead, as_ours, new_classifier
 from fratrie.training.cli import run
@@ -342,8 +342,6 @@ def _write(current: Run, result: TrainingResult, scores: dict[str, Scores]) -> N
     if current.choices.tune_thresholds:
         saved = read_json(folder / CONFIG)
         write_json(folder / CONFIG, saved | {"label_thresholds": config.label_thresholds})
-    if current.options.export_code or carries_code(current.model):
-        export_code(current.model, folder)
     thresholds = getattr(config, "label_thresholds", None)
     training = {
         name: getattr(result, name)

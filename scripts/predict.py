@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from accelerate import Accelerator
 from numpy.typing import NDArray
 
 import fratrie  # noqa: F401 (registers its models)
@@ -67,7 +68,11 @@ def main() -> None:
     (options,) = read_options(__doc__, PredictionOptions)
     if Path(options.output_file).suffix.lower() != ".csv":
         raise ValueError(f"{options.output_file} will be a csv file: give it a name that ends with .csv")
-    accelerator = open_inference()
+    with open_inference() as accelerator:
+        _predict(options, accelerator)
+
+
+def _predict(options: PredictionOptions, accelerator: Accelerator) -> None:
     texts, others = load_texts_and_others(
         options.input_file, options.text_column, options.annotated, options.text_format()
     )

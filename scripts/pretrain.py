@@ -17,7 +17,7 @@ from accelerate import Accelerator
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
-from fratrie.export import carries_code, export_code, require_own_class
+from fratrie.export import require_own_class
 from fratrie.files import write_json
 from fratrie.training.batches import Collator
 from fratrie.training.cli import run
@@ -151,8 +151,6 @@ def _pretrain(
     if accelerator.is_main_process:
         sizes = {part: _size(part_rows) for part, part_rows in rows.items()}
         facts = _card(data, choices, options, accelerator, model, result, sizes)
-        if options.export_code or carries_code(model):
-            export_code(model, options.output_dir)
         _write(Path(options.output_dir), result, facts)
 
 

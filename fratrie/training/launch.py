@@ -32,7 +32,11 @@ _in_use: set[Path] = set()  # folders that this process has for itself
 def open_run(options: TrainingOptions) -> Iterator[Accelerator]:
     """Accelerate for the whole of a training script, whose output folder no other run can use meanwhile.
 
-    Raises what `create_accelerator` and `sole_use` raise.
+    When the script is done, trackers and process group are ended.
+
+    Raises:
+        ValueError: as `create_accelerator`.
+        OSError: as `create_accelerator`, and `BlockingIOError` as `sole_use`.
     """
     accelerator = create_accelerator(options)
     with sole_use(Path(options.output_dir), accelerator):
@@ -102,11 +106,13 @@ def create_accelerator(options: TrainingOptions) -> Accelerator:
     return accelerator
 
 
-def open_inference() -> Accelerator:
+@contextmanager
+def open_inference() -> Iterator[Accelerator]:
     """Accelerate without training: the processes that a launcher started, also where there is no GPU."""
     accelerator = Accelerator(cpu=_several_on_cpu())
     log_from_main_process(accelerator)
-    return accelerator
+    yield accelerator
+    accelerator.end_training()
 
 
 def log_from_main_process(accelerator: Accelerator) -> None:

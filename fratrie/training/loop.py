@@ -30,6 +30,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import files
+from ..export import export_code, takes_code
 from . import checkpoint
 from .batches import Collator, EpochBatches, MicroBatch, StepShape, StreamBatches, seed_all
 from .evaluation import CacheSwitch, evaluating
@@ -114,7 +115,8 @@ def train(
     Args:
         model: any Hugging Face model whose forward returns a loss.
         options: of the run.
-        accelerator: from `create_accelerator`; call its `end_training()` when the script is done.
+        accelerator: from `open_run`, which ends it with the script, or from `create_accelerator`, whose caller calls
+            its `end_training()` when the script is done.
         train_dataset: rows (dictionaries) for `collator`; a `datasets.IterableDataset` needs `max_steps`.
         collator: makes the batch of tensors with a `labels` entry. It may draw from torch's, numpy's and
             Python's global generators: they are seeded for each micro-batch from its number in the run.
@@ -127,7 +129,9 @@ def train(
         compared: what else decides the course of the run or the choice of its best checkpoint, such as a fingerprint
             of the validation data. A run that goes on must have all of it, and all rows, as before.
 
-    With `metric_for_best_model` the model ends with the best weights, else with the last. Nothing of an earlier run
+    With `metric_for_best_model` the model ends with the best weights, else with the last. These are saved, with the
+    model's code where `options.export_code` asks for it or the model has come with it; checkpoints beyond the best
+    and those to keep are deleted, and the trackers are finished. Nothing of an earlier run
     is deleted before the first step has been taken. A run that goes on from an older checkpoint deletes newer ones
     when it saves its own.
 
@@ -140,6 +144,7 @@ def train(
     """
     if options.eval_strategy != "no" and evaluate is None and options.metric_for_best_model is not None:
         raise ValueError(f"metric_for_best_model={options.metric_for_best_model!r} needs an evaluation")
+    with_code = takes_code(model, options.export_code)
     with sole_use(Path(options.output_dir), accelerator):
         resumed_from, saved = _find_start(Path(options.output_dir), options)
         accelerator.wait_for_everyone()  # nobody writes before all have looked
@@ -151,7 +156,7 @@ def train(
             _check_same_run(saved, now, resumed_from)
         run = _Run(model, options, accelerator, batches, now, tokenizer, evaluate, run_config or {})
         run.open(resumed_from, saved, learning_rates)
-        return run.train()
+        return run.train(with_code)
 
 
 def _find_start(output_dir: Path, options: TrainingOptions) -> tuple[Path | None, dict[str, Any] | None]:
@@ -328,7 +333,7 @@ class _Run:
             self.earlier_seconds = self.state.seconds
             self._set_schedule(saved["schedule"])
 
-    def train(self) -> TrainingResult:
+    def train(self, with_code: bool) -> TrainingResult:
         """Run to the last step or until patience ends, and save the final model."""
         self.model.train()
         try:
@@ -336,7 +341,7 @@ class _Run:
                 with self.cache.off(), self._progress() as progress:
                     self._take_steps(progress)
                 self._begin()
-                result = self._finish()
+                result = self._finish(with_code)
                 if number := self._asked_to_stop():
                     raise Stopped(number, f"the model is saved in {self.folder}, without its scores{self._way_on()}")
                 return result
@@ -568,12 +573,14 @@ class _Run:
     def _bare_model(self) -> PreTrainedModel:
         return self.accelerator.unwrap_model(self.model)
 
-    def _finish(self) -> TrainingResult:
+    def _finish(self, with_code: bool) -> TrainingResult:
         state, name = self.state, self.options.metric_for_best_model
         if state.best_step is not None:
             best = self.folder / f"checkpoint-{state.best_step}"
             checkpoint.load_weights(self.model, best, self.accelerator)
         checkpoint.save_final(self.folder, self.model, self.accelerator, self.tokenizer)
+        if with_code and self.accelerator.is_main_process:
+            export_code(self._bare_model(), self.folder)
         self._delete_old_checkpoints()
         # Accelerate wraps forward for mixed precision; the caller gets its own model back.
         self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
