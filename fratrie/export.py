@@ -23,8 +23,8 @@ def export_code(model: PreTrainedModel, folder: str | PathLike[str]) -> None:
     """Put the code of a model into the folder of its checkpoint, before or after `model.save_pretrained(folder)`.
 
     Without fratrie, `AutoConfig`, `AutoModel` and every head of the same sibling then load from the folder with
-    `trust_remote_code=True`, and so do the pipelines of ours that the model serves. A model loaded so saves its code
-    again by itself. With fratrie installed its own classes load the folder, as they load any other.
+    `trust_remote_code=True`, and so do the pipelines of ours that the model serves. A model loaded this way saves its
+    code again by itself. With fratrie installed its own classes load the folder, as they load any other.
 
     Args:
         model: of exactly one of our classes.
@@ -65,10 +65,14 @@ def carries_code(model: Any) -> bool:
 
 
 def takes_code(model: Any, asked: bool) -> bool:
-    """Whether the code is put beside a model that is saved: where it is asked for, or the model has come with it.
+    """Whether code is saved with a model: because it is asked for, or because the model came with it.
+
+    Args:
+        model: to be saved.
+        asked: whether the code is asked for.
 
     Raises:
-        ValueError: it is asked for, and the model is of no class of ours.
+        ValueError: it is asked for, and the class of the model is none of ours.
     """
     if asked:
         require_own_class(model)
@@ -76,10 +80,10 @@ def takes_code(model: Any, asked: bool) -> bool:
 
 
 def require_own_class(model: Any) -> type[FratriePreTrainedModel]:
-    """The class of ours that a model is of, sharded by FSDP or not.
+    """Our class of a model, which may be sharded by FSDP.
 
     Raises:
-        ValueError: it is of no class of ours, or of a copy that a checkpoint carries.
+        ValueError: it is none of our classes, or a copy of one that a checkpoint carries.
     """
     if own := _own_class(model):
         return own
@@ -164,7 +168,7 @@ def _travelling_imports(pipelines: list[type[TextPipeline]]) -> Iterator[str]:
 
 
 def _replace_entries(config: dict[str, Any], entries: dict[str, dict[str, Any]]) -> None:
-    """Put our entries in place of those of an earlier export, whose labels may have been others."""
+    """Replace the entries of an earlier export, whose labels may have been different."""
     for name, ours in entries.items():
         others = {key: entry for key, entry in (config.pop(name, None) or {}).items() if not _is_ours(entry)}
         if others or ours:

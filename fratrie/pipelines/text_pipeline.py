@@ -1,4 +1,4 @@
-"""What the text pipelines share: the forms of input, truncation that is said, saving with or without code."""
+"""What the text pipelines share: the forms of input, truncation with a warning, saving with or without code."""
 
 import logging
 from collections.abc import Iterable, Mapping, Sized
@@ -53,7 +53,7 @@ class TextPipeline(Pipeline):
             torch, an iterator that reads the inputs as it goes.
 
         Raises:
-            ValueError: an input is not a text, or has no token; a table in place of a column; batches with a tokenizer
+            ValueError: an input is not a text, or has no token; a table instead of a column; batches with a tokenizer
                 that has no padding token.
         """
         if isinstance(inputs, (str, Mapping, bytes, bytearray, memoryview)):  # bytes, too, are one input, if no text

@@ -63,6 +63,12 @@ def new_classifier(
 ) -> tuple[PreTrainedModel, set[str]]:
     """A classifier for the task: around the weights of a checkpoint, or from scratch.
 
+    Args:
+        config: of the model; its labels, problem type and head are set.
+        task: what the classifier answers.
+        head: choices of the head and its loss.
+        checkpoint: folder of the weights; without one all weights are new.
+
     Returns:
         The model in float32, and the names of the weights that the checkpoint did not give.
 
@@ -142,8 +148,13 @@ def _check_only_the_head_is_new(model: PreTrainedModel, new: set[str], checkpoin
 def weigh_loss(model: PreTrainedModel, problem_type: str, weights: Sequence[float]) -> None:
     """Let the model return a loss weighted by class, for heads whose config knows no weights.
 
+    Args:
+        model: a classifier, changed in place.
+        problem_type: several labels, or one.
+        weights: one per class.
+
     Several labels: binary cross-entropy with the weights on the positive term; one label: cross-entropy
-    with a weight a class. Both are sums over targets divided by `num_items_in_batch`, or by their number.
+    with one weight per class. Both are sums over targets divided by `num_items_in_batch`, or by their number.
     """
     forward = model.forward
     weight = torch.tensor(list(weights))
@@ -174,7 +185,7 @@ def load_classifier(
 
     Args:
         folder: a folder or a hub id.
-        thresholds: of the labels, in place of those that its config holds, as `thresholds_by_name` takes them.
+        thresholds: of the labels, instead of those in its config, as `thresholds_by_name` takes them.
 
     Raises:
         ValueError: says what the folder lacks, or which threshold does not fit.
@@ -196,7 +207,7 @@ def load_classifier(
         )
     task = Task.from_config(config)
     if thresholds is not None and task.problem_type != MULTI_LABEL:
-        raise ValueError(f"--label_thresholds are for several labels a text, but the task is {task.problem_type}")
+        raise ValueError(f"--label_thresholds are for several labels per text, but the task is {task.problem_type}")
     if task.problem_type == MULTI_LABEL:
         own = _own_thresholds(model.config, task.labels, path / CONFIG)
         model.config.label_thresholds = own if thresholds is None else thresholds_by_name(thresholds, task.labels, own)
@@ -211,7 +222,9 @@ def _own_thresholds(config: PreTrainedConfig, labels: Sequence[str], place: Path
     try:
         if isinstance(own, list):
             if len(own) != len(labels):
-                raise ValueError(f"label_thresholds has {len(own)} values for {len(labels)} labels: give one a label")
+                raise ValueError(
+                    f"label_thresholds has {len(own)} values for {len(labels)} labels: give one per label"
+                )
             own = dict(zip(labels, own, strict=True))
         return thresholds_by_name(own, labels)
     except ValueError as error:

@@ -19,6 +19,14 @@ EncodedRows = list[dict[str, Any]]
 def max_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, requested: int | None = None) -> int | None:
     """The most tokens a text may have: what model and tokenizer allow, or less where requested.
 
+    Args:
+        model: that will read the text.
+        tokenizer: its tokenizer, whose `model_max_length` counts if it is set.
+        requested: a smaller limit.
+
+    Returns:
+        The number of tokens; `None` for any number.
+
     Raises:
         ValueError: the request exceeds it.
     """

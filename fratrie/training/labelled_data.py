@@ -1,4 +1,4 @@
-"""Labelled texts to learn from or to score on: which files, how they are read, and how they are parted."""
+"""Labelled texts to learn from or to score on: which files, how they are read, and how they are split."""
 
 import os
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ class LabelledDataOptions(ReadingOptions):
     )
     problem_type: AnyProblemType = field(
         default="auto",
-        metadata={"help": "Several labels a text, one, or a real value; `auto` tells the first two from the data."},
+        metadata={"help": "Several labels per text, one, or a real value; `auto` tells the first two from the data."},
     )
     label_names: list[str] | None = field(
         default=None, metadata={"help": "All labels, in the order of the outputs; by default as the data say."}
@@ -83,11 +83,15 @@ def read_labelled(
 
 
 def load_parts(options: LabelledDataOptions, seed: int = 0) -> DatasetDict:
-    """Labelled parts `train`, `validation` and `test`, as far as there are any.
+    """Labelled parts `train`, `validation` and `test`, those of them that exist.
 
     Without a validation file a part of train becomes `validation`: whole respondents where the data name them,
     single rows elsewhere, drawn by the seed; none of it with `validation_size=0`. Texts that stand in train and in
     another part are logged.
+
+    Args:
+        options: say where the texts are and how to read them.
+        seed: of the split.
 
     Raises:
         ValueError: wrong rows, a test or validation file without a train file, too little to split or to tell apart.
@@ -118,7 +122,15 @@ def load_parts(options: LabelledDataOptions, seed: int = 0) -> DatasetDict:
 
 
 def refuse_options_of_files(options: ReadingOptions, *more: str) -> None:
-    """Raise a `ValueError` for an option that says how a file is read, or one of `more`, where no file is given."""
+    """Check that no option says how to read a file where no file is given.
+
+    Args:
+        options: of the script.
+        *more: names of further options that only make sense with a file.
+
+    Raises:
+        ValueError: names the first such option that was set.
+    """
     for name in (*(each.name for each in fields(ReadingOptions)), *more):
         if (value := getattr(options, name)) != getattr(type(options), name):
             raise ValueError(f"{name}={value!r} says how a file is read, and the shipped corpus is none: omit it")

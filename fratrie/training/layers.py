@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 
 
 def freeze_below(model: PreTrainedModel, trainable_layers: int, new: set[str]) -> list[str]:
-    """Freeze the body of a classifier but its top layers.
+    """Freeze the body of a classifier, except its top layers.
 
     The head, the pooler and the weights that no checkpoint gave stay trainable.
 
@@ -39,8 +39,8 @@ def learning_rates(
 ) -> dict[str, float]:
     """A learning rate for every weight: high in a new head, falling with the depth of pretrained layers.
 
-    The top layer, and what the body has behind it, learns at `rate`; each layer below at `layer_decay` times the rate
-    of the one above, and the embeddings at `layer_decay` times that of the lowest layer (Howard & Ruder 2018).
+    The top layer, and whatever follows it in the body, learns at `rate`; each layer below at `layer_decay` times the
+    rate of the one above, and the embeddings at `layer_decay` times that of the lowest layer (Howard & Ruder 2018).
 
     Args:
         model: with a list of layers in its body, as long as `config.num_hidden_layers`, if rates fall.

@@ -1,6 +1,6 @@
 """The training loop over Accelerate: one exact loss whatever the batching, exact resume, best checkpoint.
 
-Of the balancing loss of experts alone the batching changes a little (see `objective`).
+Only the balancing loss of experts changes a little with the batching (see `objective`).
 
 `train` runs on any Hugging Face model that returns a loss; `TrainingOptions` are the options that every
 training script shares, and `create_accelerator` opens the processes and trackers.
@@ -57,7 +57,7 @@ logger = logging.getLogger(__name__)
 RUN_FILE = "run_config.json"
 Evaluator = Callable[[PreTrainedModel, Accelerator], dict[str, float]]
 
-# Options that a resumed run may change: they decide what is shown and kept, not how the weights go on.
+# Options that a resumed run may change: they decide what is shown and kept, not how the weights change.
 _FREE_OPTIONS = {
     *("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "save_steps", "save_total_limit"),
     *("logging_steps", "report_to", "disable_progress", "dataloader_num_workers", "find_unused_parameters"),
@@ -77,7 +77,7 @@ _FREE_CONFIG = {
 class TrainingResult:
     """What a run leaves behind: the last step, the metrics of the kept model and every log record.
 
-    `seconds` counts all pieces of a resumed run, each from its beginning to the checkpoint that was gone on from.
+    `seconds` counts all pieces of a resumed run, each from its beginning to the checkpoint that it was resumed from.
     """
 
     global_step: int
@@ -127,16 +127,17 @@ def train(
             `run_config.json`.
         learning_rates: peak rates by the name of a weight, for those that differ from `options.learning_rate`.
         compared: what else decides the course of the run or the choice of its best checkpoint, such as a fingerprint
-            of the validation data. A run that goes on must have all of it, and all rows, as before.
+            of the validation data. A resumed run must have all of it, and all rows, as before.
 
-    With `metric_for_best_model` the model ends with the best weights, else with the last. These are saved, with the
-    model's code where `options.export_code` asks for it or the model has come with it; checkpoints beyond the best
-    and those to keep are deleted, and the trackers are finished. Nothing of an earlier run
-    is deleted before the first step has been taken. A run that goes on from an older checkpoint deletes newer ones
-    when it saves its own.
+    At the end the model has the best weights, by `metric_for_best_model`, or without that the last ones. They are
+    saved, with the model's code where `options.export_code` asks for it or the model came with it; checkpoints other
+    than the best and those to keep are deleted; the trackers are closed. The caller's `accelerator` stays open.
+
+    Nothing of an earlier run is deleted before the first step has been taken. A run that resumes from an older
+    checkpoint deletes newer ones when it saves its own.
 
     Raises:
-        ValueError: impossible options, a folder that holds what is not of a run here, or a checkpoint that is
+        ValueError: impossible options, a folder with files that are not of such a run, or a checkpoint that is
             damaged or of a run that differs in what matters.
         BlockingIOError: another run is writing in the folder.
         NonFiniteLossError: the loss or the gradient became NaN or infinite; the last checkpoint stays.
@@ -394,7 +395,7 @@ class _Run:
         return max(gather_object([self.stop.number]))
 
     def _leave(self) -> NoReturn:
-        """Save after the step and before its evaluation, which may be long; the resumed run makes up for it."""
+        """Save after the step and before its evaluation, which may be long; the resumed run catches up on it."""
         self.state.cut_short = True
         self._save(at_least=1)
         raise Stopped(

@@ -22,7 +22,7 @@ from fratrie.checkpoints import (
 )
 from fratrie.data.hub import may_be_hub_id
 
-# What is fetched of a repository, and of its folders those of sentence-transformers alone, such as 1_Pooling.
+# What is fetched from a repository; of its folders only those of sentence-transformers, such as 1_Pooling.
 _WANTED = [
     *("*config.json", "*.safetensors", "*.safetensors.index.json", "*token*", "*vocab*", "*.model", "merges*"),
     *("*.jinja", "modules.json", "config_sentence_transformers.json"),
@@ -30,7 +30,7 @@ _WANTED = [
 
 _UNWANTED = "[!0-9]*/*"
 
-# What libraries raise at a damaged folder, beside the ValueError and OSError that end a script with a message.
+# What libraries raise for a damaged folder, besides the ValueError and OSError that end a script with a message.
 LOADING_ERRORS = (
     RuntimeError,
     LookupError,
@@ -132,9 +132,12 @@ def _try_tokenizer(tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
 
 
 def check_same_tokens(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Raise a `ValueError` where a tokenizer numbers tokens otherwise than the one beside a checkpoint, if any.
+    """Check that a tokenizer gives tokens the same ids as the one saved with a checkpoint, if there is one.
 
-    The embeddings of a checkpoint belong to its own tokenizer. One that adds tokens to it is welcome.
+    The embeddings of a checkpoint belong to its own tokenizer. A tokenizer that only adds tokens to it is fine.
+
+    Raises:
+        ValueError: names the first token with another id.
     """
     if not has_tokenizer(folder):
         return

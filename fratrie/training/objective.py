@@ -1,6 +1,6 @@
 """One definition of the loss: the sum over real targets divided by their count, however the rows are cut.
 
-The balancing loss of experts, which a model adds by itself, is that of each micro-batch: of it the mean is taken.
+The balancing loss of experts, which a model adds by itself, is computed per micro-batch, and averaged.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class Objective:
     """Counts the targets of a batch and takes the batch's share of the loss from a Hugging Face model.
 
     A model that names `num_items_in_batch` in its forward (or sets `accepts_loss_kwargs = True`) is told the
-    global count; of any other the loss is taken as the mean over the batch and weighted by its targets. So
-    heads that swallow unknown arguments are right too.
+    global count; the loss of any other is taken as the mean over the batch and weighted by its targets, which is
+    right for heads that swallow unknown arguments too.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -32,7 +32,8 @@ class Objective:
     def count(self, inputs: dict[str, Tensor]) -> int:
         """Targets in `inputs["labels"]`: entries that are not -100; a causal model never predicts the first.
 
-        Raises `ValueError` where the collator gave no labels.
+        Raises:
+            ValueError: the collator gave no labels.
         """
         if "labels" not in inputs:
             raise ValueError(f"the batch has no labels, only {sorted(inputs)}; the collator must make them")

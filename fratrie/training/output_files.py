@@ -30,7 +30,7 @@ def prepare_output(
         overwrite: replace any other file, too.
 
     Raises:
-        ValueError: the file is one of these, has the name of a file of models, or is another's.
+        ValueError: the file is one of these, is named like a file of a model, or belongs to something else.
         OSError: the folder cannot be created, or the file not be written.
     """
     if not os.fspath(path):
@@ -53,7 +53,7 @@ def prepare_output(
 
 
 def _exists(path: Path) -> bool:
-    """Whether there is something; unlike pathlib's, it raises an OSError for a circle of links or an endless name."""
+    """Whether there is something; unlike pathlib's, it raises an OSError for a loop of links or too long a name."""
     try:
         os.stat(path)
     except FileNotFoundError:

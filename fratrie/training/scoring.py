@@ -24,11 +24,18 @@ def predict_logits(
     batch_size: int,
     progress: bool = False,
 ) -> NDArray[np.float32]:
-    """Logits of every row, in the order of the rows; batches hold rows of similar length. Shape: (N, L)
+    """Logits of every row, in the order of the rows, equal on all processes. Shape: (N, L)
 
-    With `progress` a bar shows the batches. Equal on all processes.
+    Args:
+        model: a classifier.
+        accelerator: from `open_inference` or `open_run`.
+        rows: N rows from `encode`; batches hold rows of similar length.
+        tokenizer: pads the batches.
+        batch_size: rows per batch on one process.
+        progress: show a progress bar.
 
-    Raises a `ValueError` for a logit that is not finite, or a batch size below 1.
+    Raises:
+        ValueError: a logit is not finite, or the batch size is below 1.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size={batch_size} must be at least 1")
@@ -54,9 +61,18 @@ def score_rows(
 ) -> Scores:
     """Scores of a classifier on rows with labels, decided by the thresholds of its config.
 
-    With `groups`, who speaks in each row, the scores of several labels a text also hold `f1_interval` and
-    `present_macro_f1_interval`: how far the F1 of each label, and the macro mean of the labels present, would move
-    with other speakers (95 %, bootstrap).
+    Args:
+        model: a classifier.
+        accelerator: from `open_inference` or `open_run`.
+        rows: from `encode`, with their targets.
+        tokenizer: pads the batches.
+        batch_size: rows per batch on one process.
+        groups: who speaks in each row. With them, the scores of several labels per text also hold `f1_interval` and
+            `present_macro_f1_interval`: how far the F1 of each label, and the macro mean of the labels present, would
+            move with other speakers (95 %, bootstrap).
+
+    Raises:
+        ValueError: a logit is not finite, or the batch size is below 1.
     """
     task = Task.from_config(accelerator.unwrap_model(model).config)
     logits = predict_logits(model, accelerator, rows, tokenizer, batch_size)

@@ -84,9 +84,14 @@ def aligned_targets(dataset: Dataset, task: Task) -> NDArray[Any]:
 
 
 def check_every_label_occurs(dataset: Dataset, allow_missing: bool = False) -> None:
-    """Raise a `ValueError` that names the labels no row carries; only log it with `allow_missing`.
+    """Check that at least one row carries each label; a label that all rows carry teaches nothing, and is logged.
 
-    A label that all rows carry, from which nothing is learnt of it, is logged.
+    Args:
+        dataset: labelled texts.
+        allow_missing: only log labels that no row carries.
+
+    Raises:
+        ValueError: names the labels that no row carries.
     """
     task = task_of(dataset.features)
     if task.problem_type == REGRESSION:
