@@ -27,8 +27,11 @@ from fratrie.training.baselines import score_baselines
 from fratrie.training.bootstrap import compare, comparison_table
 from fratrie.training.classifiers import load_classifier
 from fratrie.training.cli import run
-from fratrie.training.finetuning import encode, open_inference, predict_logits, targets_of
+from fratrie.training.encoding import encode
+from fratrie.training.launch import open_inference
 from fratrie.training.metrics import multilabel_scores
+from fratrie.training.scoring import predict_logits
+from fratrie.training.tasks import targets_of
 
 CHOSEN: dict[str, Any] = {
     "learning_rate": 4e-4,
@@ -139,7 +142,8 @@ def decisions(folder: Path, rows: Dataset) -> NDArray[np.int64]:
     """What the classifier of a folder says of texts, at a probability of 0.5. Shape: (N, L)"""
     model, tokenizer, _ = load_classifier(folder)
     encoded = encode(rows["text"], model, tokenizer)
-    return (predict_logits(model, open_inference(), encoded, tokenizer, 64) > 0).astype(int)
+    with open_inference() as accelerator:
+        return (predict_logits(model, accelerator, encoded, tokenizer, 64) > 0).astype(int)
 
 
 def score(options: Options, train: Dataset, test: Dataset) -> None:

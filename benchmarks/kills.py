@@ -51,7 +51,7 @@ class Killer:
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder, self.random, self.counts = folder, random.Random(seed), collections.Counter[str]()
         self.context = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload(["fratrie.training.loop", "fratrie.training.finetuning", "fratrie"])
+        self.context.set_forkserver_preload(["fratrie.training.loop", "fratrie.training.labelled_data", "fratrie"])
 
     def run(self, name: str, out: Path, seconds: float | None = None) -> bool:
         """Run `name` into `out`, going on where it has checkpoints; killed after `seconds`, False."""

@@ -6,6 +6,7 @@ The seconds are the median over alternating rounds, so that a drift of the machi
 
 import copy
 import io
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -25,8 +26,11 @@ from transformers import HfArgumentParser, PreTrainedModel
 
 from fratrie.data.corpus import load_family_relations
 from fratrie.training.classifiers import load_classifier
-from fratrie.training.finetuning import aligned_targets, encode, open_inference, predict_logits
+from fratrie.training.encoding import encode
+from fratrie.training.launch import open_inference
 from fratrie.training.metrics import classification_scores
+from fratrie.training.scoring import predict_logits
+from fratrie.training.tasks import aligned_targets
 
 GROUP = 64
 
@@ -58,14 +62,13 @@ def main() -> None:
     dataset = load_family_relations()["test"]
     targets = aligned_targets(dataset, task)
     rows = encode(dataset["text"], model, tokenizer, None, targets)
-    accelerator = open_inference()
     models = {name: copy.deepcopy(model).eval() for name in METHODS}
     logits: dict[str, np.ndarray] = {}
     seconds: dict[str, list[float]] = {name: [] for name in METHODS}
     for name, quantise in METHODS.items():
         quantise(models[name])
-    for _ in range(options.rounds + 1):
-        for name, quantised in models.items():
+    with open_inference() as accelerator:
+        for _, (name, quantised) in itertools.product(range(options.rounds + 1), models.items()):
             start = time.perf_counter()
             logits[name] = predict_logits(quantised, accelerator, rows, tokenizer, options.batch_size)
             seconds[name].append(time.perf_counter() - start)

@@ -1,7 +1,7 @@
 """Whether a folder is a sound checkpoint: what can be known of its files before a library reads them.
 
 Everything here raises a `ValueError` (or an `OSError`) that names the file, what is wrong with it and, where there is
-one, the way out. No file outside the folder is read, but for what its own links lead to, as a hub's cache has them.
+one, the way out. No file outside the folder is read, except where its own links lead, as in a hub's cache.
 """
 
 import copy
@@ -70,7 +70,11 @@ def check_checkpoint_files(folder: str | PathLike[str]) -> dict[str, Any]:
 
 
 def check_kinds(folder: Path) -> None:
-    """Raise an `OSError` for a pipe, a device or an endless link in the place of a file: opening it may never end."""
+    """Check that the files of a folder are regular ones: opening a pipe or a device may never end.
+
+    Raises:
+        OSError: one is a pipe, a device or an endless link.
+    """
     for path in sorted(folder.iterdir()):
         if path.suffix in _READ and not path.is_dir():
             existing_file(path)
@@ -120,10 +124,10 @@ def check_config(folder: Path) -> dict[str, Any]:
 
 
 def check_counts(place: object, fields: dict[str, Any]) -> None:
-    """Check numbers of layers, experts and labels, before a list is made of so many.
+    """Check numbers of layers, experts and labels, before a list of that length is made.
 
     Raises:
-        ValueError: one is beyond all reason.
+        ValueError: one is unreasonably large.
     """
     for name, value in fields.items():
         if isinstance(value, dict):
@@ -210,7 +214,7 @@ def check_memory(make: Callable[[PreTrainedConfig], PreTrainedModel], config: Pr
 
 
 def has_tokenizer(folder: str | PathLike[str]) -> bool:
-    """Whether a folder holds a file that a tokenizer is made of."""
+    """Whether a folder holds a file from which a tokenizer is made."""
     return any((Path(folder) / name).is_file() for name in TOKENIZER_FILES)
 
 
@@ -259,7 +263,7 @@ def sentence_files(folder: str | PathLike[str]) -> list[Path]:
 
 
 def reason_of(error: BaseException) -> str:
-    """What a library says of a folder that it cannot read, in a line."""
+    """What a library says about a folder that it cannot read, in one line."""
     reason = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
     if "trust_remote_code" in reason:
         return "it asks for code of its own (auto_map), which is never run here"

@@ -23,8 +23,8 @@ def export_code(model: PreTrainedModel, folder: str | PathLike[str]) -> None:
     """Put the code of a model into the folder of its checkpoint, before or after `model.save_pretrained(folder)`.
 
     Without fratrie, `AutoConfig`, `AutoModel` and every head of the same sibling then load from the folder with
-    `trust_remote_code=True`, and so do the pipelines of ours that the model serves. A model loaded so saves its code
-    again by itself. With fratrie installed its own classes load the folder, as they load any other.
+    `trust_remote_code=True`, and so do the pipelines of ours that the model serves. A model loaded this way saves its
+    code again by itself. With fratrie installed its own classes load the folder, as they load any other.
 
     Args:
         model: of exactly one of our classes.
@@ -64,16 +64,29 @@ def carries_code(model: Any) -> bool:
     return any(map(_is_ours, (vars(model.config).get("auto_map") or {}).values()))
 
 
-def require_own_class(model: Any) -> type[FratriePreTrainedModel]:
-    """The class of ours that a model is of, sharded by FSDP or not.
+def takes_code(model: Any, asked: bool) -> bool:
+    """Whether code is saved with a model: because it is asked for, or because the model came with it.
+
+    Args:
+        model: to be saved.
+        asked: whether the code is asked for.
 
     Raises:
-        ValueError: it is of no class of ours, or of a copy that a checkpoint carries.
+        ValueError: it is asked for, and the class of the model is none of ours.
     """
-    name = type(model).__name__.removeprefix("FSDP")  # which derives a class of this name
-    for _, ours in AUTO_CLASSES:
-        if ours.__name__ == name and isinstance(model, ours):
-            return ours
+    if asked:
+        require_own_class(model)
+    return asked or (carries_code(model) and _own_class(model) is not None)
+
+
+def require_own_class(model: Any) -> type[FratriePreTrainedModel]:
+    """Our class of a model, which may be sharded by FSDP.
+
+    Raises:
+        ValueError: it is none of our classes, or a copy of one that a checkpoint carries.
+    """
+    if own := _own_class(model):
+        return own
     if type(model).__module__.startswith("transformers_modules."):  # where Hugging Face puts the code of folders
         raise ValueError(
             f"This {type(model).__name__} was loaded with trust_remote_code and already carries its code: "
@@ -83,6 +96,14 @@ def require_own_class(model: Any) -> type[FratriePreTrainedModel]:
         f"{type(model).__name__} is none of the models of fratrie, whose code can be exported: unwrap or merge it "
         "first; a class of transformers needs no code."
     )
+
+
+def _own_class(model: Any) -> type[FratriePreTrainedModel] | None:
+    from torch.distributed.fsdp import FSDPModule  # which some builds of torch lack
+
+    # `fully_shard` puts a class of its own before that of the model.
+    given = next(kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule))
+    return next((ours for _, ours in AUTO_CLASSES if given is ours), None)
 
 
 def _saved_config(folder: Path, model: PreTrainedModel) -> dict[str, Any] | None:
@@ -147,7 +168,7 @@ def _travelling_imports(pipelines: list[type[TextPipeline]]) -> Iterator[str]:
 
 
 def _replace_entries(config: dict[str, Any], entries: dict[str, dict[str, Any]]) -> None:
-    """Put our entries in place of those of an earlier export, whose labels may have been others."""
+    """Replace the entries of an earlier export, whose labels may have been different."""
     for name, ours in entries.items():
         others = {key: entry for key, entry in (config.pop(name, None) or {}).items() if not _is_ours(entry)}
         if others or ours:

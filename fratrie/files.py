@@ -1,6 +1,6 @@
 """Files and folders that are whole or absent: made aside, flushed to disk, and renamed into their place.
 
-What is being made lies in a hidden folder beside its place, locked as long as its process lives. A killed process
+Files are made in a hidden folder beside their place, which is locked as long as the process lives. A killed process
 leaves that folder behind without a lock, and the next one that writes there sweeps it away. Without Python's `fcntl`
 (on Windows) there are no locks, and leftovers stay.
 """
@@ -68,10 +68,10 @@ def write_json(path: str | PathLike[str], data: Any) -> None:
 def new_folder(path: str | PathLike[str], whole: bool = False) -> Iterator[Path]:
     """Give an empty folder to fill, which becomes `path` when the block ends, or vanishes on an exception.
 
-    Where there is a folder already, the new files take their places in it: those of an older model are replaced, its
-    weights that the new one has not are deleted, and all others stay. With `whole` the new folder replaces the old
-    one and all that is in it. All files become as readable as the process makes files, whatever the library that
-    wrote them chose.
+    Where there is a folder already, the new files are moved into it: those of an older model are replaced, weights
+    that the new one lacks are deleted, and all others stay. With `whole` the new folder replaces the old one with
+    everything in it. All files get the permissions that the process gives files, whatever the library that wrote
+    them chose.
 
     Raises:
         OSError: it cannot be written; says which folder.
@@ -129,7 +129,7 @@ def flush(path: Path) -> None:
 def remove_folder(path: Path) -> None:
     """Delete a folder whole: it loses its name first, so that a killed process leaves no half of it.
 
-    Of a link to a folder the link goes, and what it points to stays.
+    If it is a link, the link is deleted, and its target stays.
     """
     if path.is_symlink():
         path.unlink()

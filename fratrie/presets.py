@@ -140,7 +140,7 @@ _BART = {
     **_dropout(0.1, "embedding", "hidden", "attention", "activation"),
 }
 
-# Raffel et al. 2020, section 2.1 and 3.1.1; google-t5/t5-small: unscaled scores, no biases, one bias of distances a
+# Raffel et al. 2020, section 2.1 and 3.1.1; google-t5/t5-small: unscaled scores, no biases, one bias of distances per
 # stack.
 _T5 = {
     "vocab_size": 32_128,
@@ -310,7 +310,7 @@ _PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
                 "mscale": 1.0,
                 "mscale_all_dim": 1.0,
             },
-            "attention_scale": (0.1 * math.log(40.0) + 1.0) ** 2 * 192**-0.5,  # YaRN's, on 128 + 64 numbers a head
+            "attention_scale": (0.1 * math.log(40.0) + 1.0) ** 2 * 192**-0.5,  # YaRN's, on 128 + 64 numbers per head
             "rope_interleaved": True,
             "head_dim": 64,
             "qk_nope_head_dim": 128,
@@ -370,7 +370,7 @@ def preset(name: str, **overrides: Any) -> FratrieEncoderConfig | FratrieDecoder
 
     Args:
         name: one of `PRESETS`.
-        **overrides: fields to set otherwise, for example `vocab_size`; of fewer layers these are the first ones.
+        **overrides: fields to change, for example `vocab_size`; fewer layers are the first ones.
 
     Raises:
         ValueError: for an unknown name, and for fields that do not fit each other.

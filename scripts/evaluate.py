@@ -8,28 +8,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from accelerate import Accelerator
+
 import fratrie  # noqa: F401 (registers its models)
 from fratrie.checkpoints import read_json
 from fratrie.data.corpus import load_family_relations
 from fratrie.files import write_json
 from fratrie.training.classifiers import load_classifier
 from fratrie.training.cli import run
-from fratrie.training.finetuning import (
-    aligned_targets,
-    encode,
-    open_inference,
-    prepare_output,
-    read_labelled,
-    refuse_options_of_files,
-    score_rows,
-)
+from fratrie.training.encoding import encode
+from fratrie.training.labelled_data import read_labelled, refuse_options_of_files
+from fratrie.training.launch import open_inference
 from fratrie.training.metrics import scores_table
 from fratrie.training.options import InferenceOptions, read_options
+from fratrie.training.output_files import prepare_output
+from fratrie.training.scoring import score_rows
+from fratrie.training.tasks import aligned_targets
 
 
 @dataclass(kw_only=True)
 class EvaluationOptions(InferenceOptions):
-    """What to score, on what."""
+    """Which texts to score on, and where to write."""
 
     file: str | None = field(
         default=None, metadata={"help": "Labelled texts: .txt (annotation format), .csv, .tsv, .jsonl, .parquet."}
@@ -47,7 +46,11 @@ def main() -> None:
     (options,) = read_options(__doc__, EvaluationOptions)
     if not options.file:
         refuse_options_of_files(options, "label_column")
-    accelerator = open_inference()
+    with open_inference() as accelerator:
+        _evaluate(options, accelerator)
+
+
+def _evaluate(options: EvaluationOptions, accelerator: Accelerator) -> None:
     output = None
     if options.output_file:
         output = prepare_output(options.output_file, options.file, options.model, _holds_scores, options.overwrite)

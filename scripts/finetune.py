@@ -1,6 +1,6 @@
 """Fine-tune a sentence classifier: from a checkpoint of any Hugging Face encoder, or from scratch.
 
-Without files it learns the shipped family-relations corpus (11 labels, several a sentence). The output folder
+Without files it learns the shipped family-relations corpus (11 labels, several per sentence). The output folder
 holds the best model with its tokenizer, a model card and metrics.json. Example:
 python scripts/finetune.py --model runs/encoder --output_dir runs/family --num_train_epochs 10
 """
@@ -24,36 +24,16 @@ from transformers import (
 )
 
 from fratrie.checkpoints import CONFIG, MOST_COUNTED, read_json
-from fratrie.export import carries_code, export_code, require_own_class
+from fratrie.export import require_own_class
 from fratrie.files import write_json
-from fratrie.training.classifiers import (
-    Head,
-    as_ours,
-    check_checkpoint,
-    check_same_tokens,
-    freeze_below,
-    learning_rates,
-    load_config,
-    load_tokenizer,
-    new_classifier,
-)
+from fratrie.training.classifiers import ClassifierHead, as_ours, new_classifier
 from fratrie.training.cli import run
+from fratrie.training.encoding import EncodedRows, encode, max_tokens
 from fratrie.training.evaluation import evaluate_loss
-from fratrie.training.finetuning import (
-    DataOptions,
-    Rows,
-    balanced_weights,
-    check_every_label_occurs,
-    encode,
-    load_parts,
-    log_from_main_process,
-    max_tokens,
-    predict_logits,
-    score_rows,
-    targets_of,
-    task_of,
-)
 from fratrie.training.fingerprint import fingerprint_rows
+from fratrie.training.labelled_data import LabelledDataOptions, load_parts
+from fratrie.training.launch import log_from_main_process
+from fratrie.training.layers import freeze_below, learning_rates
 from fratrie.training.loop import Evaluator, TrainingOptions, TrainingResult, open_run, train
 from fratrie.training.metrics import (
     MULTI_LABEL,
@@ -72,8 +52,11 @@ from fratrie.training.model_card import (
     portable_path,
     write_model_card,
 )
+from fratrie.training.model_folders import check_checkpoint, check_same_tokens, load_config, load_tokenizer
 from fratrie.training.options import check_ranges, read_options
 from fratrie.training.pretraining import new_config
+from fratrie.training.scoring import predict_logits, score_rows
+from fratrie.training.tasks import balanced_weights, check_every_label_occurs, targets_of, task_of
 
 logger = logging.getLogger("fratrie.finetune")
 
@@ -85,7 +68,7 @@ SHIPPED = (
 
 
 @dataclass
-class ModelOptions:
+class ClassifierOptions:
     """What to fine-tune, and how much of it."""
 
     model: str | None = field(
@@ -184,16 +167,16 @@ class FinetuningOptions(TrainingOptions):
 
 @dataclass
 class Run:
-    """What the steps of a run hand on."""
+    """What the steps of a run share."""
 
-    data: DataOptions
-    choices: ModelOptions
+    data: LabelledDataOptions
+    choices: ClassifierOptions
     options: FinetuningOptions
     accelerator: Accelerator
     parts: DatasetDict
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    rows: dict[str, Rows]
+    rows: dict[str, EncodedRows]
 
     def scores(self, part: str, model: PreTrainedModel | None = None, intervals: bool = False) -> Scores:
         """Scores of the model on a part of the data, with intervals over its respondents (rows, if it names none)."""
@@ -207,7 +190,7 @@ class Run:
 
 def main() -> None:
     """Load, train, score, and leave a complete folder behind."""
-    data, choices, options = read_options(__doc__, DataOptions, ModelOptions, FinetuningOptions)
+    data, choices, options = read_options(__doc__, LabelledDataOptions, ClassifierOptions, FinetuningOptions)
     _check_options(data, choices, options)
     with open_run(options) as accelerator:
         log_from_main_process(accelerator)
@@ -242,13 +225,13 @@ def _finetune(current: Run) -> None:
 
 
 def _compared(current: Run) -> dict[str, Any]:
-    """What a run that goes on must have as before, beside the rows of train."""
+    """What must be unchanged in a resumed run, besides the rows of train."""
     choices = {name: getattr(current.choices, name) for name in ("class_weights", "tune_thresholds")}
     parts = [part for part in ("validation", "test") if part in current.rows]
     return choices | {f"{part} data": fingerprint_rows(cast(Dataset, current.rows[part])) for part in parts}
 
 
-def _check_options(data: DataOptions, choices: ModelOptions, options: FinetuningOptions) -> None:
+def _check_options(data: LabelledDataOptions, choices: ClassifierOptions, options: FinetuningOptions) -> None:
     check_ranges(data, {"validation_size": (0, 0.999999), "max_length": (1, 10**6)})
     check_ranges(choices, {"classifier_hidden_sizes": (1, 10**6), "trainable_layers": (-1, MOST_COUNTED)})
     check_ranges(options, {"head_learning_rate": (0, 1000)})
@@ -269,13 +252,15 @@ def _check_options(data: DataOptions, choices: ModelOptions, options: Finetuning
             raise ValueError("--tune_thresholds needs a validation part: give --validation_file or a validation_size")
 
 
-def _prepare(data: DataOptions, choices: ModelOptions, options: FinetuningOptions, accelerator: Accelerator) -> Run:
+def _prepare(
+    data: LabelledDataOptions, choices: ClassifierOptions, options: FinetuningOptions, accelerator: Accelerator
+) -> Run:
     parts = load_parts(data, options.seed)
     check_every_label_occurs(parts["train"], choices.allow_missing_labels)
     task = task_of(parts["train"].features)
     for name in ("tune_thresholds", "label_thresholds"):
         if getattr(choices, name) and task.problem_type != MULTI_LABEL:
-            raise ValueError(f"--{name} is for several labels a text, but the task is {task.problem_type}")
+            raise ValueError(f"--{name} is for several labels per text, but the task is {task.problem_type}")
     thresholds = choices.label_thresholds and thresholds_by_name(choices.label_thresholds, task.labels)
     options.choose_metric(task.problem_type)
     set_seed(options.seed)
@@ -301,7 +286,7 @@ def _log_labels(train: Dataset, labels: Sequence[str]) -> None:
 
 
 def _build(
-    choices: ModelOptions, parts: DatasetDict, max_length: int | None
+    choices: ClassifierOptions, parts: DatasetDict, max_length: int | None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     checkpoint = check_checkpoint(choices.model, tokenizer=not choices.tokenizer) if choices.model else None
     tokenizer = load_tokenizer(choices.tokenizer or cast(Path, checkpoint))
@@ -313,7 +298,7 @@ def _build(
         kind = choices.model_type or "encoder"
         config = new_config(kind, choices.config_overrides, tokenizer, max_length or 0, choices.config)
     weights = balanced_weights(parts["train"]) if choices.class_weights == "balanced" else None
-    head = Head(choices.pooling, choices.classifier_hidden_sizes, weights)
+    head = ClassifierHead(choices.pooling, choices.classifier_hidden_sizes, weights)
     model, new = new_classifier(config, task_of(parts["train"].features), head, checkpoint)
     if choices.attn_implementation:
         model.set_attn_implementation(choices.attn_implementation)
@@ -322,7 +307,7 @@ def _build(
     trainable = freeze_below(model, choices.trainable_layers, new)
     count = sum(weight.numel() for name, weight in model.named_parameters() if name in trainable)
     logger.info("%s: %d of %d weights are trained", type(model).__name__, count, model.num_parameters())
-    # To which pipelines cut a text.
+    # The length to which pipelines cut a text.
     tokenizer.model_max_length = max_tokens(model, tokenizer) or tokenizer.model_max_length
     return model, tokenizer
 
@@ -357,8 +342,6 @@ def _write(current: Run, result: TrainingResult, scores: dict[str, Scores]) -> N
     if current.choices.tune_thresholds:
         saved = read_json(folder / CONFIG)
         write_json(folder / CONFIG, saved | {"label_thresholds": config.label_thresholds})
-    if current.options.export_code or carries_code(current.model):
-        export_code(current.model, folder)
     thresholds = getattr(config, "label_thresholds", None)
     training = {
         name: getattr(result, name)

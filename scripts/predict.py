@@ -16,17 +16,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from accelerate import Accelerator
 from numpy.typing import NDArray
 
 import fratrie  # noqa: F401 (registers its models)
 from fratrie.data.loading import load_texts_and_others, places_of_texts
 from fratrie.data.text_files import open_text
 from fratrie.files import new_file
-from fratrie.training.classifiers import Task, load_classifier
+from fratrie.training.classifiers import load_classifier
 from fratrie.training.cli import run
-from fratrie.training.finetuning import encode, open_inference, predict_logits, prepare_output
+from fratrie.training.encoding import encode
+from fratrie.training.launch import open_inference
 from fratrie.training.metrics import REGRESSION, decided_labels, probabilities
 from fratrie.training.options import InferenceOptions, read_options
+from fratrie.training.output_files import prepare_output
+from fratrie.training.scoring import predict_logits
+from fratrie.training.tasks import Task
 
 # What a spreadsheet would calculate, or take for a command.
 FORMULA = re.compile(r"[=+\-@\t\r]")
@@ -35,9 +40,9 @@ NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?([eE][+-]?\d+)?")
 
 @dataclass(kw_only=True)
 class PredictionOptions(InferenceOptions):
-    """What to label with what."""
+    """Which texts to label, and where to write."""
 
-    input_file: str = field(metadata={"help": "Texts: .txt (one a line), .csv, .tsv, .jsonl or .parquet."})
+    input_file: str = field(metadata={"help": "Texts: .txt (one per line), .csv, .tsv, .jsonl or .parquet."})
     output_file: str = field(metadata={"help": "The csv file to write."})
     overwrite: bool = field(
         default=False, metadata={"help": "Replace an output file that is not an earlier output for the same labels."}
@@ -48,7 +53,7 @@ class PredictionOptions(InferenceOptions):
     excel: bool = field(
         default=False,
         metadata={
-            "help": "A csv that a French Excel opens by a double click: byte order mark, semicolons, decimal commas."
+            "help": "A csv that a French Excel opens with a double click: byte order mark, semicolons, decimal commas."
         },
     )
     escape_formulas: bool = field(
@@ -63,7 +68,11 @@ def main() -> None:
     (options,) = read_options(__doc__, PredictionOptions)
     if Path(options.output_file).suffix.lower() != ".csv":
         raise ValueError(f"{options.output_file} will be a csv file: give it a name that ends with .csv")
-    accelerator = open_inference()
+    with open_inference() as accelerator:
+        _predict(options, accelerator)
+
+
+def _predict(options: PredictionOptions, accelerator: Accelerator) -> None:
     texts, others = load_texts_and_others(
         options.input_file, options.text_column, options.annotated, options.text_format()
     )

@@ -17,20 +17,21 @@ from accelerate import Accelerator
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
-from fratrie.export import carries_code, export_code, require_own_class
+from fratrie.export import require_own_class
 from fratrie.files import write_json
 from fratrie.training.batches import Collator
-from fratrie.training.classifiers import check_same_tokens, checkpoint_folder
 from fratrie.training.cli import run
 from fratrie.training.corpora import make_rows, named_texts, read_texts, stream_texts
 from fratrie.training.evaluation import evaluate_loss, perplexity
-from fratrie.training.finetuning import log_from_main_process
 from fratrie.training.fingerprint import fingerprint_files, fingerprint_rows
+from fratrie.training.launch import log_from_main_process
 from fratrie.training.loop import TrainingOptions, TrainingResult, open_run, train
 from fratrie.training.metrics import markdown_code
 from fratrie.training.model_card import CardFacts, describe_hardware, portable_path, write_model_card
+from fratrie.training.model_folders import check_same_tokens, checkpoint_folder
 from fratrie.training.options import ReadingOptions, check_ranges, read_options
 from fratrie.training.pretraining import (
+    SIBLING_FOR,
     Corruption,
     build_model,
     check_fit,
@@ -41,17 +42,16 @@ from fratrie.training.pretraining import (
 )
 
 TASKS = {"mlm": "fill-mask", "clm": "text-generation", "denoise": "text2text-generation"}
-SIBLINGS = {"mlm": "encoder", "clm": "decoder", "denoise": "seq2seq"}
 AnyDataset: TypeAlias = datasets.Dataset | datasets.IterableDataset
 
 
 @dataclass(kw_only=True)
-class DataOptions(ReadingOptions):
+class CorpusOptions(ReadingOptions):
     """Which texts to learn from."""
 
     files: list[str] = field(
         default_factory=list,
-        metadata={"help": "Texts: .txt (one a line), .csv, .tsv, .json, .jsonl or .parquet files."},
+        metadata={"help": "Texts: .txt (one per line), .csv, .tsv, .json, .jsonl or .parquet files."},
     )
     validation_files: list[str] = field(
         default_factory=list, metadata={"help": "Texts to evaluate on; by default a part of the training texts."}
@@ -98,7 +98,7 @@ class ModelOptions:
     config_overrides: str = field(
         default="", metadata={"help": "Fields of the new config, as in 'hidden_size=128,num_hidden_layers=4'."}
     )
-    block_size: int = field(default=256, metadata={"help": "Tokens of a row; longer texts go on in further rows."})
+    block_size: int = field(default=256, metadata={"help": "Tokens per row; longer texts go on in further rows."})
     mask_probability: float = field(default=0.15, metadata={"help": "Share of the tokens to hide (mlm, denoise)."})
     whole_words: bool = field(default=False, metadata={"help": "mlm: mask all tokens of a word together."})
     mean_span_length: float = field(default=3.0, metadata={"help": "denoise: mean tokens of a hidden span."})
@@ -115,13 +115,15 @@ class PretrainingOptions(TrainingOptions):
 
 def main() -> None:
     """Load, train, evaluate, and leave a complete folder behind."""
-    data, choices, options = read_options(__doc__, DataOptions, ModelOptions, PretrainingOptions)
+    data, choices, options = read_options(__doc__, CorpusOptions, ModelOptions, PretrainingOptions)
     _check_options(data, choices)
     with open_run(options) as accelerator:
         _pretrain(data, choices, options, accelerator)
 
 
-def _pretrain(data: DataOptions, choices: ModelOptions, options: PretrainingOptions, accelerator: Accelerator) -> None:
+def _pretrain(
+    data: CorpusOptions, choices: ModelOptions, options: PretrainingOptions, accelerator: Accelerator
+) -> None:
     log_from_main_process(accelerator)
     set_seed(options.seed)
     model, tokenizer = _model_and_tokenizer(choices)
@@ -149,13 +151,11 @@ def _pretrain(data: DataOptions, choices: ModelOptions, options: PretrainingOpti
     if accelerator.is_main_process:
         sizes = {part: _size(part_rows) for part, part_rows in rows.items()}
         facts = _card(data, choices, options, accelerator, model, result, sizes)
-        if options.export_code or carries_code(model):
-            export_code(model, options.output_dir)
         _write(Path(options.output_dir), result, facts)
 
 
-def _compared(data: DataOptions, rows: dict[str, AnyDataset]) -> dict[str, Any]:
-    """What a run that goes on must have as before, beside the rows of train: a stream cannot be read beforehand."""
+def _compared(data: CorpusOptions, rows: dict[str, AnyDataset]) -> dict[str, Any]:
+    """What must be unchanged in a resumed run, besides the rows of train: a stream cannot be read beforehand."""
     compared: dict[str, Any] = {}
     if "validation" in rows:
         compared["validation data"] = fingerprint_rows(cast(Dataset, rows["validation"]))
@@ -168,7 +168,7 @@ def _compared(data: DataOptions, rows: dict[str, AnyDataset]) -> dict[str, Any]:
     return compared
 
 
-def _check_options(data: DataOptions, choices: ModelOptions) -> None:
+def _check_options(data: CorpusOptions, choices: ModelOptions) -> None:
     if bool(data.files) == bool(data.dataset):
         raise ValueError("give either --files or --dataset, the texts to learn from")
     if data.annotated and (data.dataset or data.streaming):
@@ -190,14 +190,14 @@ def _model_and_tokenizer(choices: ModelOptions) -> tuple[PreTrainedModel, PreTra
         if choices.tokenizer:
             check_same_tokens(tokenizer, checkpoint_folder(choices.model))
     else:
-        model_type = choices.model_type or SIBLINGS[choices.objective]
+        model_type = choices.model_type or SIBLING_FOR[choices.objective]
         config = new_config(model_type, choices.config_overrides, tokenizer, choices.block_size, choices.config)
         model = build_model(choices.objective, config)
     check_fit(model, tokenizer, choices.block_size)
     return model, tokenizer
 
 
-def _texts(data: DataOptions, seed: int) -> dict[str, AnyDataset]:
+def _texts(data: CorpusOptions, seed: int) -> dict[str, AnyDataset]:
     texts: AnyDataset
     if data.dataset:
         texts = named_texts(data.dataset, data.dataset_config, data.dataset_split, data.text_column, data.streaming)
@@ -232,7 +232,7 @@ def _size(rows: AnyDataset) -> str:
 
 
 def _card(
-    data: DataOptions,
+    data: CorpusOptions,
     choices: ModelOptions,
     options: PretrainingOptions,
     accelerator: Accelerator,

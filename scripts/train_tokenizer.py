@@ -48,7 +48,7 @@ class TokenizerArguments(ReadingOptions):
         default=False, metadata={"help": "Read the dataset as it comes instead of storing it first."}
     )
     kind: Literal["bpe", "character"] = field(
-        default="bpe", metadata={"help": "Byte-level BPE, or one token a character."}
+        default="bpe", metadata={"help": "Byte-level BPE, or one token per character."}
     )
     vocab_size: int = field(
         default=8000, metadata={"help": "bpe: tokens in all, special tokens and 256 bytes included."}
@@ -147,7 +147,7 @@ def _summary(tokenizer: PreTrainedTokenizerFast, sample: list[str], arguments: T
     return (
         f"{arguments.kind} tokenizer for the {arguments.sibling}, saved to {arguments.output_dir}\n"
         f"vocabulary: {len(tokenizer)} tokens, {len(tokenizer.all_special_tokens)} of them special\n"
-        f"first {len(sample)} text(s): {tokens / words:.2f} tokens a word, {size / tokens:.2f} bytes a token"
+        f"first {len(sample)} text(s): {tokens / words:.2f} tokens per word, {size / tokens:.2f} bytes per token"
     )
 
 

@@ -42,7 +42,7 @@ def read_labels(
     Args:
         cells: the column.
         names: the known labels in the order of their ids; by default all that occur, sorted.
-        multi_label: several labels a text or one; by default as the cells say.
+        multi_label: several labels per text or one; by default as the cells say.
         problems: gets what is wrong, with the rows.
 
     Returns:
@@ -220,7 +220,7 @@ def _splitter(
     strings = [cell for cell in cells if isinstance(cell, str)]
     if any(re.search(_HASH, cell) for cell in strings):
         logger.warning(
-            "labels are split at '#'; if a name holds one, name all labels (label_names) or ask for one label a text"
+            "labels are split at '#'; if a name holds one, name all labels (label_names) or ask for one label per text"
         )
         return _split_at_hashes
     if any(re.search(r"[,;|]", cell) for cell in strings):
@@ -228,7 +228,7 @@ def _splitter(
     if multi_label is None and any(len(cell.split()) > 1 for cell in strings):
         logger.warning(
             "labels with spaces are read as several labels each; if a name holds spaces, "
-            "name all labels (label_names) or ask for one label a text"
+            "name all labels (label_names) or ask for one label per text"
         )
     return str.split
 
@@ -277,7 +277,7 @@ def _refuse_indicators(rows: list[list[str | int]], known: _KnownLabels, problem
             shown = f"[{', '.join(map(str, row[:12]))}{', …' if len(row) > 12 else ''}]"
             problems[
                 f"label positions {shown} repeat, or are zeros and ones with a place for each label: "
-                "write the names of the labels that hold, or a set of their positions"
+                "write the names of the labels that apply, or a set of their positions"
             ].append(number)
             rows[number - 1] = []
 

@@ -41,7 +41,7 @@ def load_labelled(
 ) -> Dataset:
     """Read labelled texts into an in-memory dataset with the columns `text` and `labels`.
 
-    The feature of `labels` says the task: `List(ClassLabel)` for several labels a text, `ClassLabel` for one.
+    The feature of `labels` says the task: `List(ClassLabel)` for several labels per text, `ClassLabel` for one.
     A column of speakers is kept as `respondent`, a column of annotation codes as `code`.
 
     A cell of labels is a list of names or positions; one name or position; names in one string separated
@@ -58,7 +58,7 @@ def load_labelled(
             `LABELS` for annotation codes, otherwise all that occur, sorted.
         text_column, label_column: column names; they play no part in .txt files.
         group_column: column that names the speaker; by default `respondent` or `group` where there is one.
-        multi_label: several labels a text or one; by default several if any text has a list or two labels.
+        multi_label: several labels per text or one; by default several if any text has a list or two labels.
         continuation: see `read_annotations`; for .txt files.
         form: encoding and delimiter of the file.
 
@@ -123,7 +123,7 @@ def load_values(
 def load_texts(
     path: str | PathLike[str], text_column: str = "text", annotated: bool = False, form: TextFormat = UTF8
 ) -> list[str]:
-    """Read texts: one a line from .txt, or a column of .csv, .tsv, .json, .jsonl or .parquet.
+    """Read texts: one per line from .txt, or a column of .csv, .tsv, .json, .jsonl or .parquet.
 
     Only `\\n` and `\\r\\n` end a line of .txt. Blank lines and empty cells are left out, which is logged.
 
@@ -179,7 +179,7 @@ def _lines(path: Path, form: TextFormat) -> list[str]:
     lines = [line.removesuffix("\r") for line in read_text(path, form).removesuffix("\n").split("\n")]
     texts = [line for line in lines if line.strip()]
     if not texts:
-        raise ValueError(f"{path}: the file is empty, expected one sentence a line")
+        raise ValueError(f"{path}: the file is empty, expected one sentence per line")
     if len(texts) < len(lines):
         logger.warning("%s: skipped %d blank line(s)", path, len(lines) - len(texts))
     if all(_begins_with_a_code(text) for text in texts):
@@ -206,7 +206,7 @@ def _advice(names: Sequence[str], several: bool, is_open: bool) -> str:
         return ""
     kind = "multi_label_classification" if several else "single_label_classification"
     way_out = " (label_names and multi_label change this; in finetune.py --label_names and --problem_type, here {})"
-    known = f"known labels: {', '.join(first_of(names, 50))}; several labels a text: {'yes' if several else 'no'}"
+    known = f"known labels: {', '.join(first_of(names, 50))}; several labels per text: {'yes' if several else 'no'}"
     return known + way_out.format(kind) * is_open
 
 
@@ -223,7 +223,7 @@ def _label_cells(table: Table, label_column: str) -> list[Any]:
     if label_column not in table.columns and len(places) > 1:
         raise ValueError(
             f"{table.path}: no column {label_column!r}, and columns of zeros and ones ({', '.join(first_of(places))}) "
-            "are not read: write the names of the labels that hold into one column"
+            "are not read: write the names of the labels that apply into one column"
         )
     return table.column(label_column, "label_column")
 

@@ -50,7 +50,7 @@ def read_table(path: str | PathLike[str], form: TextFormat = UTF8) -> Table:
     """Read a .csv, .tsv, .json, .jsonl or .parquet file.
 
     csv and tsv: a header line, then strings; Excel's first line `sep=;` is understood, and a column without a name
-    and content is left out. json: objects one a line, or one array of objects; an absent key is None.
+    and content is left out. json: one object per line, or one array of objects; an absent key is None.
 
     Raises:
         ValueError: the content is not what the extension promises (with the line), or there are no rows.
@@ -66,7 +66,11 @@ def read_table(path: str | PathLike[str], form: TextFormat = UTF8) -> Table:
 def stream_column(path: str | PathLike[str], column: str, form: TextFormat = UTF8) -> Iterator[Any]:
     """The cells of a column that `read_table` would read, one after another.
 
-    Raises as `read_table`, when it comes to the wrong row; for json, the first row says which columns there are.
+    For json, the first row says which columns there are.
+
+    Raises:
+        ValueError: as `read_table`, once the wrong row is reached.
+        OSError: as `read_table`.
     """
     path = existing_file(path)
     kind = table_kind(path)
@@ -81,7 +85,16 @@ def stream_column(path: str | PathLike[str], column: str, form: TextFormat = UTF
 
 
 def raise_row_problems(path: Path, problems: dict[str, list[int]], advice: str = "") -> None:
-    """Raise one ValueError that lists the problems, each with its rows, if there are any."""
+    """Report all problems of a file at once.
+
+    Args:
+        path: of the file.
+        problems: numbers of rows by what is wrong with them.
+        advice: the way out, as a last line.
+
+    Raises:
+        ValueError: there are any; lists each with its rows.
+    """
     if problems:
         lines = first_of([f"  {shown_rows(rows)}: {problem}" for problem, rows in problems.items()])
         lines += [f"  {advice}"] if advice else []
@@ -252,7 +265,7 @@ def _json_row(number: int, line: str) -> dict[str, Any]:
     else:
         if isinstance(row, dict):
             return row
-    raise ValueError(f"line {number}: {problem}, expected one json object a line: {excerpt(line)}")
+    raise ValueError(f"line {number}: {problem}, expected one json object per line: {excerpt(line)}")
 
 
 def parsed_json(text: str) -> Any:

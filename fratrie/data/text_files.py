@@ -64,7 +64,7 @@ def existing_file(path: str | PathLike[str]) -> Path:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(f"{path} is a folder, expected a file")
     if not stat.S_ISREG(mode):
-        raise OSError(f"{path} is a pipe or a device, expected a file: write into a file what it gives")
+        raise OSError(f"{path} is a pipe or a device, expected a file: write its output into a file")
     return Path(path)
 
 
@@ -87,7 +87,12 @@ def read_text(path: str | PathLike[str], form: TextFormat = UTF8) -> str:
 
 @contextmanager
 def open_text(path: str | PathLike[str], form: TextFormat = UTF8, newline: str = "") -> Iterator[TextIO]:
-    """Open a file to read it piece by piece, byte order mark included; raises as `read_text`, without the line."""
+    """Open a file to read it piece by piece, byte order mark included.
+
+    Raises:
+        ValueError: the file is of another encoding.
+        OSError: the file is missing or cannot be read.
+    """
     try:
         with existing_file(path).open(encoding=form.encoding, newline=newline) as file:
             yield file

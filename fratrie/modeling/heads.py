@@ -13,7 +13,7 @@ from transformers.utils.generic import ModelOutput
 
 from .configuration import FratrieConfig, FratrieEncoderConfig
 from .experts import RouterLosses, needs_router_logits
-from .losses import sequence_classification_loss, share_of_batch, token_cross_entropy
+from .losses import guess_problem_type, sequence_classification_loss, share_of_batch, token_cross_entropy
 from .normalization import build_norm
 from .outputs import FratrieModelOutput
 from .pretrained import FratriePreTrainedModel
@@ -140,7 +140,13 @@ class SequenceClassifier(HeadModel):
     def compute_loss(
         self, logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
     ) -> torch.Tensor:
-        """The loss of `config.problem_type` (see `sequence_classification_loss`)."""
+        """The loss of `config.problem_type` (see `sequence_classification_loss`).
+
+        Where that is `None` the first labels say it, and it is kept and saved, as by Hugging Face's heads: pipelines
+        and scripts read there whether the logits are of one label, of several, or values.
+        """
+        if self.config.problem_type is None:
+            self.config.problem_type = guess_problem_type(logits, labels)
         return sequence_classification_loss(logits, labels, self.config, num_items_in_batch)
 
 

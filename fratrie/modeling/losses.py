@@ -82,8 +82,7 @@ def sequence_classification_loss(
 ) -> torch.Tensor:
     """Loss of a sentence's labels, by `config.problem_type`.
 
-    Where that is `None` it is read from the first labels and kept: one output is a regression, labels in the shape of
-    the logits are several labels, others one label.
+    Where that is `None` it is guessed from the shapes (see `guess_problem_type`).
 
     Args:
         logits: `(B, M)`.
@@ -96,9 +95,8 @@ def sequence_classification_loss(
     """
     labels = labels.to(logits.device)
     logits = logits.to(torch.promote_types(torch.float32, logits.dtype))
-    if config.problem_type is None:
-        config.problem_type = _guess_problem_type(logits, labels)
-    if config.problem_type == "single_label_classification":
+    problem_type = config.problem_type or guess_problem_type(logits, labels)
+    if problem_type == "single_label_classification":
         if labels.numel() != logits.shape[0]:
             raise ValueError(
                 f"Labels of shape {tuple(labels.shape)} do not fit one label for each of {logits.shape[0]} sentences: "
@@ -114,12 +112,12 @@ def sequence_classification_loss(
     if labels.numel() != logits.numel():
         raise ValueError(
             f"Labels of shape {tuple(labels.shape)} do not fit logits of shape {tuple(logits.shape)} for "
-            f"problem_type={config.problem_type!r}: give each sentence {logits.shape[-1]} numbers."
+            f"problem_type={problem_type!r}: give each sentence {logits.shape[-1]} numbers."
         )
     targets = labels.view_as(logits).to(logits.dtype)
-    if config.problem_type == "multi_label_classification" and _any((targets < 0) | (targets > 1)):
-        raise ValueError(f"Labels of problem_type={config.problem_type!r} must lie between 0 and 1, one a label.")
-    if config.problem_type == "regression":
+    if problem_type == "multi_label_classification" and _any((targets < 0) | (targets > 1)):
+        raise ValueError(f"Labels of problem_type={problem_type!r} must lie between 0 and 1, one a label.")
+    if problem_type == "regression":
         losses = (logits - targets).square()
     else:
         weight = None if config.pos_weight is None else logits.new_tensor(config.pos_weight)
@@ -132,9 +130,10 @@ def _any(mistakes: torch.Tensor) -> bool:
     return not torch.compiler.is_compiling() and bool(mistakes.any())
 
 
-def _guess_problem_type(
+def guess_problem_type(
     logits: torch.Tensor, labels: torch.Tensor
 ) -> Literal["regression", "single_label_classification", "multi_label_classification"]:
+    """What labels mean by their shape: one output is a regression, labels like the logits are several, others one."""
     if logits.shape[-1] == 1:
         return "regression"
     return "multi_label_classification" if labels.shape == logits.shape else "single_label_classification"

@@ -1,4 +1,4 @@
-"""The task `family-relations`: who is spoken of in a French sentence about the family, and in which tone.
+"""The task `family-relations`: whom a French sentence about the family speaks of, and in which tone.
 
 Labels and names are those of the annotation guide of the family-relations corpus.
 """
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 
-from .text_pipeline import TextPipeline, read_text
+from .text_pipeline import TextPipeline, text_of
 
 VALENCE_NAMES = {"+": "positive", "-": "négative", "0": "neutre", "i": "information"}
 PERSON_NAMES = {
@@ -43,14 +43,14 @@ class FamilyRelationsPipeline(TextPipeline):
 
     Args:
         model: any sequence-classification model with exactly these 11 labels, in any order.
-        threshold: the probability that a label must exceed to be given: one for all, or one a label
+        threshold: the probability that a label must exceed to be given: one for all, or one per label
             (`{"m": 0.3}`, the others keep theirs). By default the `label_thresholds` of the model's config, else
             0.5. Here or in a call.
         scores: return the probabilities. Here or in a call.
         *args, **kwargs: as for Hugging Face's `Pipeline`.
 
     Raises:
-        ValueError: the model has other labels, one label a text only, or thresholds that do not fit; or so has the
+        ValueError: the model has other labels, one label per text only, or thresholds that do not fit; or so has the
             call; or an input is blank, or no text.
         TypeError: a parameter is unknown.
     """
@@ -81,7 +81,7 @@ class FamilyRelationsPipeline(TextPipeline):
 
     def preprocess(self, input_: Any) -> dict[str, Any]:  # type: ignore[override]
         """Tokens `(1, T)` of one input, and its text."""
-        text = read_text(input_)
+        text = text_of(input_)
         if not text.strip():
             raise ValueError(f"The text {text[:20]!r} is blank, and tells of nobody: leave it out.")
         return {**self.encode(text), "text": text}
@@ -111,7 +111,7 @@ def label_columns(config: PreTrainedConfig) -> dict[str, int]:
     """The column of each label in the logits.
 
     Raises:
-        ValueError: the labels are not exactly those of the study, or the model gives one label a text.
+        ValueError: the labels are not exactly those of the study, or the model gives one label per text.
     """
     labels = _label_names(config)
     way_out = "pipeline('text-classification', model=…, top_k=None) takes any labels."
@@ -125,7 +125,7 @@ def label_columns(config: PreTrainedConfig) -> dict[str, int]:
         )
     if config.problem_type not in (None, "multi_label_classification"):
         raise ValueError(
-            f"The task 'family-relations' gives several labels a text, but the model was trained for problem_type="
+            f"The task 'family-relations' gives several labels per text, but the model was trained for problem_type="
             f"{config.problem_type!r}: {way_out}"
         )
     return {label: labels.index(label) for label in STUDY_LABELS}
@@ -145,13 +145,13 @@ def config_thresholds(config: PreTrainedConfig) -> dict[str, float]:
     labels = _label_names(config)
     if len(given) != len(labels):
         raise ValueError(
-            f"config.label_thresholds has {len(given)} values for {len(labels)} labels: give one a label."
+            f"config.label_thresholds has {len(given)} values for {len(labels)} labels: give one per label."
         )
     return override_thresholds({}, dict(zip(labels, given, strict=True)))
 
 
 def override_thresholds(current: Mapping[str, float], threshold: float | Mapping[str, float]) -> dict[str, float]:
-    """The current thresholds with one for all labels, or some labels' own, in their place.
+    """The current thresholds, replaced by one for all labels or by those of some labels.
 
     Raises:
         ValueError: a label is unknown, or a threshold is not a number in [0, 1].

@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel
 
-from .text_pipeline import TextPipeline, read_text, stack_positions
+from .text_length import longest_text
+from .text_pipeline import TextPipeline, text_of
 
 
 class Text2TextGenerationPipeline(TextPipeline):
@@ -19,14 +20,14 @@ class Text2TextGenerationPipeline(TextPipeline):
     [{'generated_text': '…'}]
     ```
 
-    One text gives a list of one dict a returned sequence. A list of texts gives a list of such lists, or, where each
+    One text gives a list of one dict per returned sequence. A list of texts gives a list of such lists, or, where each
     text has one sequence, one flat list of dicts: the forms of Hugging Face's former pipeline.
 
     What neither the call nor the model's generation config sets: at most 256 new tokens (fewer where the decoder has
     fewer positions), greedy search, the tokenizer's padding and end token.
 
     Args:
-        return_tensors: give `generated_token_ids`, a tensor `(T,)` without the padding at its end, in place of
+        return_tensors: give `generated_token_ids`, a tensor `(T,)` without the padding at its end, instead of
             `generated_text`.
         skip_special_tokens: leave special tokens out of the text (the default).
         clean_up_tokenization_spaces: as for the tokenizer's `decode`.
@@ -54,7 +55,7 @@ class Text2TextGenerationPipeline(TextPipeline):
         super().__init__(model, *args, **kwargs)
         defaults = self._generation_defaults
         defaults["max_new_tokens"] = min(
-            defaults["max_new_tokens"], stack_positions(model, "decoder") or defaults["max_new_tokens"]
+            defaults["max_new_tokens"], longest_text(model, "decoder") or defaults["max_new_tokens"]
         )
         if self.tokenizer.eos_token_id is not None:
             defaults["eos_token_id"] = self.tokenizer.eos_token_id
@@ -90,7 +91,7 @@ class Text2TextGenerationPipeline(TextPipeline):
     ) -> dict[str, Any]:
         """Tokens `(1, S)` of one input and their mask: what `generate` takes of a tokenizer's output."""
         prefix = self.prefix if prefix is None else prefix
-        encoding = self.encode((prefix or "") + read_text(input_), truncation)
+        encoding = self.encode((prefix or "") + text_of(input_), truncation)
         return {name: encoding[name] for name in ("input_ids", "attention_mask") if name in encoding}
 
     def _forward(self, input_tensors: dict[str, Any], **generate_kwargs: Any) -> dict[str, Any]:  # type: ignore[override]

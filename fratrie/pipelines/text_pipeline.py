@@ -1,4 +1,4 @@
-"""What the text pipelines share: the forms of input, truncation that is said, saving with or without code."""
+"""What the text pipelines share: the forms of input, truncation with a warning, saving with or without code."""
 
 import logging
 from collections.abc import Iterable, Mapping, Sized
@@ -7,10 +7,11 @@ from itertools import islice
 from os import PathLike
 from typing import Any, ClassVar
 
-from torch import nn
 from torch.utils.data import Dataset
-from transformers import BatchEncoding, PreTrainedModel
+from transformers import BatchEncoding
 from transformers.pipelines.base import Pipeline
+
+from .text_length import longest_text
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class TextPipeline(Pipeline):
             torch, an iterator that reads the inputs as it goes.
 
         Raises:
-            ValueError: an input is not a text, or has no token; a table in place of a column; batches with a tokenizer
+            ValueError: an input is not a text, or has no token; a table instead of a column; batches with a tokenizer
                 that has no padding token.
         """
         if isinstance(inputs, (str, Mapping, bytes, bytearray, memoryview)):  # bytes, too, are one input, if no text
@@ -72,8 +73,8 @@ class TextPipeline(Pipeline):
     def max_tokens(self) -> int | None:
         """The most tokens of an input: what tokenizer and model allow, `None` for any number."""
         limits = [self.tokenizer.model_max_length] if self.tokenizer.model_max_length < 10**9 else []
-        if positions := stack_positions(self.model, "encoder"):
-            limits.append(positions - _reserved_positions(self.model, positions))
+        if longest := longest_text(self.model):
+            limits.append(longest)
         return min(limits, default=None)
 
     def encode(self, text: str, truncation: bool = True) -> BatchEncoding:
@@ -122,7 +123,7 @@ class TextPipeline(Pipeline):
         vars(self.model.config).pop("custom_pipelines", None)
 
 
-def read_text(item: Any) -> str:
+def text_of(item: Any) -> str:
     """The text of an input: the input itself, or its `"text"`.
 
     Raises:
@@ -152,19 +153,6 @@ def _refuse_table(inputs: Any) -> None:
             f"The input is a {type(inputs).__name__} with the columns {', '.join(map(str, names[:12])) or 'none'}: "
             "pass the column of texts, such as table['text']."
         )
-
-
-def stack_positions(model: PreTrainedModel, side: str) -> int | None:
-    """Number of positions of the encoder or the decoder (`side`) of a model, where its config has one."""
-    stack = getattr(model.config, side, model.config)
-    return getattr(stack, "max_position_embeddings", None)
-
-
-def _reserved_positions(model: PreTrainedModel, positions: int) -> int:
-    # RoBERTa and its kin give tokens the positions after the padding index only.
-    tables = (m for name, m in model.named_modules() if "position" in name and isinstance(m, nn.Embedding))
-    padding = (t.padding_idx for t in tables if t.num_embeddings == positions and t.padding_idx is not None)
-    return next((index + 1 for index in padding), 0)
 
 
 def _excerpt(text: str, width: int = 60) -> str:

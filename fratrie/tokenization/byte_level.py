@@ -4,9 +4,9 @@ Every text comes back: encode then decode gives its NFC form, whatever its chara
 is a text that holds a special token literally: `<mask>` in a text is the mask token (and takes the spaces
 before it), which is what fill-mask needs; `tokenizer(text, split_special_tokens=True)` reads it as text.
 
-`tokenizer.add_tokens` makes whole tokens of words, but the byte-level decoder of `tokenizers` takes the accented
+`tokenizer.add_tokens` turns words into whole tokens, but the byte-level decoder of `tokenizers` takes the accented
 letters of such a token for bytes: «beau-père» comes back damaged, with any byte-level tokenizer. `add_words` adds
-them right.
+them correctly.
 """
 
 import logging
@@ -27,7 +27,7 @@ from fratrie.tokenization.siblings import (
 
 logger = logging.getLogger(__name__)
 
-# GPT-2's word borders with French elision (l', qu’, aujourd') in place of the English contractions,
+# GPT-2's word borders with French elision (l', qu’, aujourd') instead of the English contractions,
 # which would cut «j'mange» into j, 'm, ange. {numbers} is the one part that an option changes.
 _WORDS = r" ?[\p{L}\p{M}]+(?:['’](?=\p{L}))?|{numbers}| ?[^\s\p{L}\p{M}\p{N}]+|\s+(?!\S)|\s+"
 
@@ -89,7 +89,7 @@ def train_byte_level_bpe(
 
 
 def add_words(tokenizer: PreTrainedTokenizerFast, words: Sequence[str]) -> int:
-    """Make whole tokens of words, in place, that come back whole from a byte-level tokenizer, accents and all.
+    """Turn words into whole tokens, in place, that come back whole from a byte-level tokenizer, accents and all.
 
     Args:
         tokenizer: of any origin, with the byte-level decoder.

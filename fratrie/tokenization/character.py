@@ -1,4 +1,4 @@
-"""A character tokenizer: one token a character, numbered by code point, special tokens after the alphabet."""
+"""A character tokenizer: one token per character, numbered by code point, special tokens after the alphabet."""
 
 from collections.abc import Iterable
 

@@ -59,7 +59,11 @@ def special_tokens(
 
 
 def check_size(name: str, size: int, least: int, most: int) -> None:
-    """Raise a `ValueError` for a size that no tokenizer has; beyond it, memory might not be enough to say so."""
+    """Check a size before memory is spent on it.
+
+    Raises:
+        ValueError: the size lies outside `least` to `most`.
+    """
     if not least <= size <= most:
         raise ValueError(f"{name}={size} must lie in {least}…{most}")
 

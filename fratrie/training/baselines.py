@@ -62,7 +62,7 @@ def tfidf_features() -> FeatureUnion:
 def tune_baseline(name: str, train: Sentences, folds: int = 5) -> GridSearchCV:
     """Fit one baseline, its penalty chosen for the best cross-validated macro-F1.
 
-    A label that all or none of the sentences carry is predicted so, with scikit-learn's warning.
+    A label that all or none of the sentences carry is predicted for all or none, with scikit-learn's warning.
 
     Args:
         name: a key of `BASELINES`.

@@ -2,7 +2,7 @@
 
 Every micro-batch of a run has a number. Data order comes from the seed and the epoch, masks and dropout come
 from the seed and the number: so a resumed run needs no generator state, evaluation disturbs nothing, and one
-process with two micro-batches a step draws what two processes with one each draw.
+process with two micro-batches per step draws the same numbers as two processes with one each.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ class EpochBatches:
 
     The last step of an epoch is smaller where rows are left over; processes without rows get a filler.
 
-    Raises `ValueError` for a dataset without rows.
+    Raises:
+        ValueError: the dataset has no rows.
     """
 
     def __init__(
@@ -160,7 +161,7 @@ class StreamBatches:
     """The steps of a `datasets.IterableDataset`: micro-batches in the order of the stream, dealt out to processes.
 
     Every process reads the whole stream and leaves out the others' micro-batches, so that two processes compute what
-    one does; where tokenizing as it comes is slow, give more `num_workers`, each of which reads files (shards) of its
+    one does; where tokenizing on the fly is slow, give more `num_workers`, each of which reads files (shards) of its
     own. A pass ends with the last full step. A stream resumes exactly unless it has a shuffle buffer, which `datasets`
     fills anew.
     """
@@ -186,7 +187,8 @@ class StreamBatches:
     def steps(self, start: int) -> Iterator[list[MicroBatch]]:
         """This process's micro-batches of step `start`, `start + 1`, … without end.
 
-        Raises `ValueError` where a whole pass does not fill one step.
+        Raises:
+            ValueError: a whole pass does not fill one step.
         """
         step, empty_passes = start, 0
         while empty_passes < 2:  # a resumed run may begin at the very end of a pass

@@ -18,7 +18,7 @@ def bootstrap_f1(
 ) -> NDArray[np.float64]:
     """F1 of every label in every draw of the groups, and the macro mean behind them.
 
-    A draw in which a label has no example says nothing of it: its F1 is NaN there, and the macro mean is that of the
+    A draw without an example of a label says nothing about it: its F1 is NaN there, and the macro mean is that of the
     labels which the draw holds.
 
     Args:
@@ -40,7 +40,7 @@ def bootstrap_f1(
     if truth.ndim != 2 or runs.shape[1:] != truth.shape or len(groups) != len(truth):
         raise ValueError(
             f"predictions {runs.shape[1:]}, references {truth.shape} and {len(groups)} groups do not belong together: "
-            "give (samples, labels), the same, and one group a sample"
+            "give (samples, labels), the same, and one group per sample"
         )
     if not len(truth) or not np.isin(truth, (0, 1)).all() or not np.isin(np.asarray(predictions), (0, 1)).all():
         raise ValueError("predictions and references must be indicators, 0 or 1, of one sample or more")
@@ -145,7 +145,7 @@ def _point_f1(predictions: ArrayLike, truth: NDArray[np.int64]) -> NDArray[np.fl
 
 
 def comparison_table(comparison: Mapping[str, Mapping[str, Any]]) -> str:
-    """What `compare` gives as a Markdown table: one row a label."""
+    """What `compare` gives as a Markdown table: one row per label."""
     lines = ["| | F1 | 95 % interval | best baseline | difference | 95 % interval |", "|---|---|---|---|---|---|"]
     for name, row in comparison.items():
         (low, high), (less, more) = row["interval"], row["difference_interval"]

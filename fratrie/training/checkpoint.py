@@ -2,7 +2,7 @@
 
 A checkpoint `checkpoint-<step>` is a Hugging Face model folder with the tokenizer and two more files:
 `optimizer.safetensors` (moments by weight name) and `trainer_state.json` (everything else, and a checksum of each
-tensor and of itself). What a disk or a hand has changed since is refused by name.
+tensor and of itself). What has been changed since, by a disk or by hand, is refused with its name.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,10 +22,10 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging as hf_logging
 
 from .. import files
 from ..checkpoints import check_kinds
+from ..quiet import without_bars
 from .fingerprint import digest_of
 
 STATE_FILE = "trainer_state.json"
@@ -46,9 +45,14 @@ def list_checkpoints(output_dir: Path) -> list[tuple[int, Path]]:
 
 
 def remove_checkpoints(output_dir: Path, keep_last: int, keep_step: int | None = None, now: int | None = None) -> None:
-    """Delete all checkpoints but the `keep_last` newest and that of `keep_step`.
+    """Delete all checkpoints except the newest ones and one more.
 
-    Those of later steps than `now` are of a course that the run has gone back on: they are deleted first.
+    Args:
+        output_dir: of the run.
+        keep_last: how many of the newest are kept.
+        keep_step: the step of the one more, such as the best one.
+        now: the step of the run. Checkpoints of later steps, which it left by resuming from an older one, are deleted
+            first.
     """
     checkpoints = list_checkpoints(output_dir)
     behind = [step for step, _ in checkpoints if now is None or step <= now]
@@ -59,10 +63,16 @@ def remove_checkpoints(output_dir: Path, keep_last: int, keep_step: int | None =
 
 
 def check_folder(output_dir: Path, earlier_versions: bool = False) -> None:
-    """Raise a `ValueError` that names what has the name of a checkpoint and is not a whole state of a run here.
+    """Check that whatever is named like a checkpoint is the complete state of a run in this folder.
 
-    Such a folder is somebody's, or damaged, and nothing may be written in its place. `earlier_versions` are fine
-    where they shall be deleted.
+    Anything else belongs to somebody, or is damaged, and must not be overwritten.
+
+    Args:
+        output_dir: of the run.
+        earlier_versions: accept checkpoints of earlier versions, because they are about to be deleted.
+
+    Raises:
+        ValueError: names the folder that is not.
     """
     for path in sorted(output_dir.glob("checkpoint-*")):
         if _NAME.fullmatch(path.name):
@@ -73,9 +83,11 @@ def check_folder(output_dir: Path, earlier_versions: bool = False) -> None:
 def find_checkpoint(output_dir: Path, name: str) -> Path:
     """The folder of checkpoint `name`: a path, or `last` for the newest one below `output_dir`.
 
-    A newest one that is damaged is not passed over: what lies behind it may be hours of work.
+    If the newest one is damaged, no older one is taken instead: hours of work may lie between them.
 
-    Raises `ValueError` where there is no complete checkpoint, and `OSError` for what is no file in it.
+    Raises:
+        ValueError: there is no complete checkpoint.
+        OSError: something in it is not a regular file.
     """
     path = Path(name)
     if name == "last":
@@ -106,7 +118,12 @@ def save_checkpoint(
 ) -> None:
     """Write the checkpoint folder `path`; every process must call it, the main one writes.
 
-    `model` and `optimizer` are the prepared ones; `state` is what JSON can hold.
+    Args:
+        path: the folder, `checkpoint-<step>`.
+        model, optimizer: the prepared ones.
+        accelerator: of the run.
+        tokenizer: saved with the model.
+        state: everything else, in what JSON can hold.
     """
     weights = accelerator.get_state_dict(model)
     unwrapped = cast(PreTrainedModel, accelerator.unwrap_model(model))
@@ -149,7 +166,11 @@ def tensor_checksums(file: Path) -> dict[str, str]:
 
 
 def check_tensors(path: Path, checksums: dict[str, dict[str, str]]) -> None:
-    """Raise a `ValueError` that names the first file and tensor of a checkpoint that are not as they were saved."""
+    """Check that the tensors of a checkpoint are as they were saved.
+
+    Raises:
+        ValueError: names the first file and tensor that are not.
+    """
     for name, saved in checksums.items():
         file = path / name
         try:
@@ -166,7 +187,7 @@ def check_tensors(path: Path, checksums: dict[str, dict[str, str]]) -> None:
 def save_final(
     output_dir: Path, model: nn.Module, accelerator: Accelerator, tokenizer: PreTrainedTokenizerBase | None
 ) -> None:
-    """Write the trained model into `output_dir` itself, in the place of an older one; every process must call it."""
+    """Write the trained model into `output_dir` itself, replacing an older one; every process must call it."""
     weights = accelerator.get_state_dict(model)
     if accelerator.is_main_process:
         with files.new_folder(output_dir) as folder:
@@ -181,22 +202,10 @@ def write_model(
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> None:
     """Write the Hugging Face folder of `model` with `weights` and its tokenizer."""
-    with quiet():
+    with without_bars():
         model.save_pretrained(folder, state_dict=weights)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without Hugging Face's own progress bars for loading and saving."""
-    shown = hf_logging.is_progress_bar_enabled()
-    hf_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            hf_logging.enable_progress_bar()
 
 
 def load_state(path: Path) -> dict[str, Any]:
@@ -231,17 +240,18 @@ def load_state(path: Path) -> dict[str, Any]:
 def load_weights(model: nn.Module, path: Path, accelerator: Accelerator) -> None:
     """Put the weights of the model folder `path` into `model`, prepared or not.
 
-    Raises `ValueError` where they do not fit.
+    Raises:
+        ValueError: they do not fit.
     """
     unwrapped = cast(PreTrainedModel, accelerator.unwrap_model(model))
     try:
-        with quiet():
+        with without_bars():
             loaded, found = cast(Any, type(unwrapped)).from_pretrained(
                 path, dtype=unwrapped.dtype, local_files_only=True, use_safetensors=True, output_loading_info=True
             )
         if found["missing_keys"]:
             raise ValueError(f"the weights of {path} lack {sorted(found['missing_keys'])}; use another checkpoint")
-        # With full tensors in, the shards of FSDP2 are filled as well as a plain module.
+        # Full tensors fill the shards of FSDP2 as well as a plain module.
         set_model_state_dict(unwrapped, loaded.state_dict(), options=StateDictOptions(full_state_dict=True))
     except (RuntimeError, SafetensorError) as error:
         raise ValueError(f"the weights of {path} do not fit the model: {error}") from error
@@ -257,7 +267,11 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 
 def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, path: Path) -> None:
-    """Restore what `optimizer_tensors` gathered. Raises `ValueError` where it does not fit `model`."""
+    """Restore what `optimizer_tensors` gathered.
+
+    Raises:
+        ValueError: it does not fit `model`.
+    """
     try:
         tensors = load_file(path / OPTIMIZER_FILE)
     except SafetensorError as error:

@@ -1,4 +1,4 @@
-"""Command-line manners that the scripts share."""
+"""How the scripts start and end on the command line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NO_MEMORY = re.compile(r"out of memory|not enough memory|can't allocate memory"
 
 
 def run(main: Callable[[], object]) -> None:
-    """Call `main`; what a user causes ends as one line, `error: …`, with exit code 2.
+    """Call `main`; an error that a user caused ends it with one line, `error: …`, and exit code 2.
 
     A signal that asks to stop ends it with one line and 128 + its number. Our own mistakes keep their traceback.
     Letters that the terminal cannot show are printed as `\\u0153`.
@@ -43,7 +43,7 @@ def run(main: Callable[[], object]) -> None:
 
 @contextmanager
 def _threads_that_tell_one_line() -> Iterator[None]:
-    """A tracker writes its files from a thread, whose errors Python shows with all frames; the script ends by them."""
+    """Errors in the threads of a tracker, which Python would show with a traceback, are told in one line."""
     hook = threading.excepthook
 
     def tell(failure: threading.ExceptHookArgs) -> None:
@@ -61,7 +61,7 @@ def _threads_that_tell_one_line() -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str | None:
-    """What to tell a user of an error that he or she has caused; None for our own mistakes."""
+    """What to tell users about an error that they caused; None for our own mistakes."""
     text = str(error)
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _NO_MEMORY.search(text)):
         return f"not enough memory: take a smaller model, smaller batches or shorter texts ({text or 'no details'})"

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DataCollatorForLanguageModeling
 
-from .objective import IGNORED
+from fratrie.modeling.losses import IGNORED
 
 
 @dataclass
@@ -29,9 +29,9 @@ class MaskingCollator(DataCollatorForLanguageModeling):
 
 @dataclass
 class PackedCausalCollator:
-    """Rows of packed documents for a decoder, filled up to `block_size`.
+    """Rows of packed documents for a decoder, padded to `block_size`.
 
-    No attention mask: `position_ids` that begin anew separate the documents, and the filling is one of its own.
+    No attention mask: `position_ids` that start again separate the documents, and the padding counts as one of them.
     """
 
     pad_token_id: int
@@ -57,7 +57,7 @@ class PackedCausalCollator:
 
 @dataclass
 class SpanCorruptionCollator:
-    """The denoising of T5 (Raffel et al. 2020): each hidden span gives way to a sentinel, and is to be told.
+    """The denoising of T5 (Raffel et al. 2020): a sentinel replaces each hidden span, which is to be predicted.
 
     The input holds the visible text with sentinel i for hidden span i; the target holds sentinel i before span i,
     then one more sentinel; both end with the end token. Unlike in the paper's code a row need not begin with
@@ -69,7 +69,8 @@ class SpanCorruptionCollator:
         noise_density: share of the tokens to hide.
         mean_span_length: mean length of a hidden span.
 
-    Raises `ValueError` for fewer than two sentinels or a share or length out of range.
+    Raises:
+        ValueError: fewer than two sentinels, or a share or length out of range.
     """
 
     sentinel_ids: list[int]

@@ -26,8 +26,8 @@ from .tracking import pace_bars_of_datasets
 
 logger = logging.getLogger(__name__)
 
-Rows = dict[str, list[list[int]]]
-AnyDataset = TypeVar("AnyDataset", datasets.Dataset, datasets.IterableDataset)
+RowColumns = dict[str, list[list[int]]]
+DatasetType = TypeVar("DatasetType", datasets.Dataset, datasets.IterableDataset)
 
 
 def read_texts(
@@ -36,12 +36,14 @@ def read_texts(
     """The texts of local files as a dataset with the column `text`; empty ones are left out and logged.
 
     Args:
-        paths: txt (one text a line), csv, jsonl or parquet files.
+        paths: txt (one text per line), csv, jsonl or parquet files.
         text_column: column of the text in tables.
         annotated: the files are in the annotation format; its sentences without codes are the texts.
         form: encoding and delimiter of the files.
 
-    Raises `ValueError` or `OSError`, with the file, for what cannot be read or holds no text.
+    Raises:
+        ValueError: a file cannot be understood, or there is no text; names the file.
+        OSError: a file is missing or cannot be read.
     """
     texts: list[str] = []
     for path in paths:
@@ -52,10 +54,11 @@ def read_texts(
 
 
 def stream_texts(paths: Sequence[str], text_column: str = "text", form: TextFormat = UTF8) -> datasets.IterableDataset:
-    """The texts that `read_texts` reads, as a stream, file after file; of empty ones the first of a file is logged.
+    """The texts that `read_texts` reads, as a stream, file after file; the first empty one of each file is logged.
 
-    Raises `ValueError` or `OSError` for files of unknown kinds and missing ones, and for a row that holds something
-    else than a text when it is read.
+    Raises:
+        ValueError: a file is of an unknown kind; or, once it is read, a row holds something other than a text.
+        OSError: a file is missing or cannot be read.
     """
     for path in paths:
         if existing_file(path).suffix.lower() != ".txt":
@@ -89,9 +92,17 @@ def _stream_file(path: Path, text_column: str, form: TextFormat) -> Iterator[Any
 def named_texts(
     name: str, configuration: str | None, split: str, text_column: str = "text", streaming: bool = False
 ) -> datasets.Dataset | datasets.IterableDataset:
-    """The texts of a dataset folder (of files, or saved by `datasets`), or of a dataset of a hub by its name.
+    """The texts of a dataset: a folder of files, one saved by `datasets`, or one on a hub.
 
-    Raises `ValueError` where it cannot be loaded.
+    Args:
+        name: path of the folder, or name on the hub.
+        configuration: of the dataset, if it has several.
+        split: of the dataset.
+        text_column: column of the text.
+        streaming: read it as it comes instead of loading all of it.
+
+    Raises:
+        ValueError: it cannot be loaded.
     """
     if not name or not (Path(name).is_dir() or may_be_hub_id(name)):
         raise ValueError(f"{name!r}: there is no such folder; give the folder of a dataset, or its name on a hub")
@@ -120,11 +131,12 @@ def _load(
     return saved.to_iterable_dataset() if streaming else saved
 
 
-def only_text(dataset: AnyDataset, text_column: str, source: str = "the data") -> AnyDataset:
+def only_text(dataset: DatasetType, text_column: str, source: str = "the data") -> DatasetType:
     """`dataset` with nothing but a column `text`, without blank and absent texts.
 
-    Raises `ValueError`, with the columns there are, where `text_column` is missing; and for a row with something else
-    than a text, of a stream when it is read.
+    Raises:
+        ValueError: `text_column` is missing (names the columns that exist), or a row holds something other than a
+            text (in a stream, once the row is read).
     """
     names = dataset.column_names or list(next(iter(dataset), {}))
     if text_column not in names:
@@ -160,7 +172,7 @@ class SentenceRows:
     block_size: int
     word_offsets: bool = False
 
-    def __call__(self, batch: dict[str, list[str]]) -> Rows:
+    def __call__(self, batch: dict[str, list[str]]) -> RowColumns:
         """Columns `input_ids`, `special_tokens_mask` and, if asked for, `offset_mapping`."""
         encoded = self.tokenizer(
             batch["text"],
@@ -185,7 +197,7 @@ class PackedRows:
     tokenizer: PreTrainedTokenizerBase
     block_size: int
 
-    def __call__(self, batch: dict[str, list[str]]) -> Rows:
+    def __call__(self, batch: dict[str, list[str]]) -> RowColumns:
         """Columns `input_ids` and `position_ids`, at most `block_size` long."""
         end = self.tokenizer.eos_token_id
         documents = self.tokenizer(batch["text"], verbose=False)["input_ids"]
@@ -205,14 +217,18 @@ class PlainRows:
     block_size: int
     added: int = 2
 
-    def __call__(self, batch: dict[str, list[str]]) -> Rows:
+    def __call__(self, batch: dict[str, list[str]]) -> RowColumns:
         """Column `input_ids`."""
         documents = self.tokenizer(batch["text"], add_special_tokens=False, verbose=False)["input_ids"]
         return {"input_ids": cut_documents(documents, self.block_size - self.added)}
 
 
 def cut_documents(documents: Iterable[Sequence[int]], size: int) -> list[list[int]]:
-    """The documents in order, those longer than `size` as several pieces, empty ones left out."""
+    """The documents in order, those longer than `size` as several pieces, empty ones left out.
+
+    Raises:
+        ValueError: the size is below 1.
+    """
     if size < 1:
         raise ValueError(f"rows leave room for {size} tokens of text; give a larger block_size")
     return [list(ids[start : start + size]) for ids in documents for start in range(0, len(ids), size)]
@@ -221,7 +237,8 @@ def cut_documents(documents: Iterable[Sequence[int]], size: int) -> list[list[in
 def pack_documents(documents: Iterable[Sequence[int]], block_size: int) -> list[list[list[int]]]:
     """Fill rows of at most `block_size` tokens with documents: best fit, longest first.
 
-    Returns the rows, each a list of documents or, of longer ones, pieces.
+    Returns:
+        The rows, each a list of documents (of pieces, where a document is longer than a row).
     """
     pieces = sorted(cut_documents(documents, block_size), key=len, reverse=True)
     rows: list[list[list[int]]] = []
@@ -238,8 +255,17 @@ def pack_documents(documents: Iterable[Sequence[int]], block_size: int) -> list[
     return rows
 
 
-def make_rows(dataset: AnyDataset, maker: SentenceRows | PackedRows | PlainRows, name: str) -> AnyDataset:
-    """Apply a row maker to all texts of `dataset`. Raises `ValueError` where no row comes of them."""
+def make_rows(dataset: DatasetType, maker: SentenceRows | PackedRows | PlainRows, name: str) -> DatasetType:
+    """Apply a row maker to all texts of `dataset`.
+
+    Args:
+        dataset: with the column `text`.
+        maker: makes rows from a batch of texts.
+        name: of the part, for the progress bar and the error.
+
+    Raises:
+        ValueError: the texts give no row.
+    """
     if isinstance(dataset, datasets.IterableDataset):
         return dataset.map(maker, batched=True, remove_columns=["text"])
     pace_bars_of_datasets()

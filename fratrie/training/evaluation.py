@@ -24,7 +24,15 @@ def evaluate_loss(
 ) -> dict[str, float]:
     """Mean loss over all targets of `dataset`, equal on all processes: `eval_loss` and `eval_targets`.
 
-    Raises `ValueError` where there is no target at all.
+    Args:
+        model: prepared or not.
+        accelerator: of the run.
+        dataset: rows for `collator`.
+        collator: makes a batch with `labels`; its random draws are the same in every evaluation.
+        batch_size: rows per batch on one process.
+
+    Raises:
+        ValueError: there is no target at all.
     """
     objective = Objective(accelerator.unwrap_model(model))
     loss_sum, targets = 0.0, 0
@@ -55,11 +63,21 @@ def predict(
 ) -> tuple[Tensor, Tensor | None]:
     """Logits and labels of every row once, in the dataset's order, on the CPU, equal on all processes.
 
-    For heads whose rows have equal shapes (sequence classification). The labels are None where the collator
-    gives none. With `progress` the main process shows a bar.
+    For heads whose rows have equal shapes (sequence classification).
+
+    Args:
+        model: prepared or not.
+        accelerator: of the run.
+        dataset: rows for `collator`.
+        collator: makes a batch, with or without `labels`.
+        batch_size: rows per batch on one process.
+        progress: show a progress bar on the main process.
 
     Returns:
-        Logits in float32 `(n, …)` and labels `(n, …)`.
+        Logits in float32 `(n, …)`, and labels `(n, …)` or, where the collator gives none, `None`.
+
+    Raises:
+        ValueError: the dataset has no rows.
     """
     pieces: list[tuple[int, Tensor, Tensor | None]] = []
     turns = -(-len(cast(Any, dataset)) // (batch_size * accelerator.num_processes))
@@ -119,7 +137,7 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _bare(model: PreTrainedModel, accelerator: Accelerator) -> PreTrainedModel:
-    """DDP sends buffers around in each forward, which would hang where processes have no equal share."""
+    """The model without DDP, whose forward syncs buffers: that would hang where processes have unequal shares."""
     return accelerator.unwrap_model(model)
 
 

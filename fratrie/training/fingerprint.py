@@ -1,4 +1,4 @@
-"""Digests of what decides the course of a run, by which a resumed run is told from another one."""
+"""Digests of what decides the course of a run, which tell a resumed run from another one."""
 
 from __future__ import annotations
 

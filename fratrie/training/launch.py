@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -31,7 +32,11 @@ _in_use: set[Path] = set()  # folders that this process has for itself
 def open_run(options: TrainingOptions) -> Iterator[Accelerator]:
     """Accelerate for the whole of a training script, whose output folder no other run can use meanwhile.
 
-    Raises what `create_accelerator` and `sole_use` raise.
+    When the script is done, trackers and process group are ended.
+
+    Raises:
+        ValueError: as `create_accelerator`.
+        OSError: as `create_accelerator`, and `BlockingIOError` as `sole_use`.
     """
     accelerator = create_accelerator(options)
     with sole_use(Path(options.output_dir), accelerator):
@@ -86,10 +91,8 @@ def create_accelerator(options: TrainingOptions) -> Accelerator:
         raise type(error)(reason) from error
     if not os.access(output_dir, os.W_OK | os.X_OK):
         raise PermissionError(f"cannot write in {output_dir}; choose another output_dir or change its rights")
-    # On a machine without GPU Accelerate joins several processes only if told that they are CPU processes.
-    several_on_cpu = _world_size() > 1 and not torch.accelerator.is_available()
     accelerator = Accelerator(
-        cpu=several_on_cpu,
+        cpu=_several_on_cpu(),
         mixed_precision=options.mixed_precision,
         # As a plugin: the launcher can override a bare number, and the loss would be divided twice.
         gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
@@ -101,6 +104,27 @@ def create_accelerator(options: TrainingOptions) -> Accelerator:
     if accelerator.mixed_precision not in ("no", "bf16"):
         raise ValueError(f"mixed precision {accelerator.mixed_precision!r} is not supported; use 'bf16' or 'no'")
     return accelerator
+
+
+@contextmanager
+def open_inference() -> Iterator[Accelerator]:
+    """Accelerate without training: the processes that a launcher started, also where there is no GPU."""
+    accelerator = Accelerator(cpu=_several_on_cpu())
+    log_from_main_process(accelerator)
+    yield accelerator
+    accelerator.end_training()
+
+
+def log_from_main_process(accelerator: Accelerator) -> None:
+    """Show what this package logs on stderr, once; the records of the loop go to the progress bar and the tracker."""
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("fratrie").setLevel(logging.INFO if accelerator.is_main_process else logging.ERROR)
+    logging.getLogger("fratrie.training.loop").setLevel(logging.WARNING)
+
+
+def _several_on_cpu() -> bool:
+    """Without GPU, Accelerate joins several processes only if told that they are CPU processes."""
+    return _world_size() > 1 and not torch.accelerator.is_available()
 
 
 def _world_size() -> int:

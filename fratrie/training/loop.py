@@ -1,6 +1,6 @@
 """The training loop over Accelerate: one exact loss whatever the batching, exact resume, best checkpoint.
 
-Of the balancing loss of experts alone the batching changes a little (see `objective`).
+Only the balancing loss of experts changes a little with the batching (see `objective`).
 
 `train` runs on any Hugging Face model that returns a loss; `TrainingOptions` are the options that every
 training script shares, and `create_accelerator` opens the processes and trackers.
@@ -30,6 +30,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import files
+from ..export import export_code, takes_code
 from . import checkpoint
 from .batches import Collator, EpochBatches, MicroBatch, StepShape, StreamBatches, seed_all
 from .evaluation import CacheSwitch, evaluating
@@ -56,7 +57,7 @@ logger = logging.getLogger(__name__)
 RUN_FILE = "run_config.json"
 Evaluator = Callable[[PreTrainedModel, Accelerator], dict[str, float]]
 
-# Options that a resumed run may change: they decide what is shown and kept, not how the weights go on.
+# Options that a resumed run may change: they decide what is shown and kept, not how the weights change.
 _FREE_OPTIONS = {
     *("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "save_steps", "save_total_limit"),
     *("logging_steps", "report_to", "disable_progress", "dataloader_num_workers", "find_unused_parameters"),
@@ -76,7 +77,7 @@ _FREE_CONFIG = {
 class TrainingResult:
     """What a run leaves behind: the last step, the metrics of the kept model and every log record.
 
-    `seconds` counts all pieces of a resumed run, each from its beginning to the checkpoint that was gone on from.
+    `seconds` counts all pieces of a resumed run, each from its beginning to the checkpoint that it was resumed from.
     """
 
     global_step: int
@@ -114,7 +115,8 @@ def train(
     Args:
         model: any Hugging Face model whose forward returns a loss.
         options: of the run.
-        accelerator: from `create_accelerator`; call its `end_training()` when the script is done.
+        accelerator: from `open_run`, which ends it with the script, or from `create_accelerator`, whose caller calls
+            its `end_training()` when the script is done.
         train_dataset: rows (dictionaries) for `collator`; a `datasets.IterableDataset` needs `max_steps`.
         collator: makes the batch of tensors with a `labels` entry. It may draw from torch's, numpy's and
             Python's global generators: they are seeded for each micro-batch from its number in the run.
@@ -125,14 +127,17 @@ def train(
             `run_config.json`.
         learning_rates: peak rates by the name of a weight, for those that differ from `options.learning_rate`.
         compared: what else decides the course of the run or the choice of its best checkpoint, such as a fingerprint
-            of the validation data. A run that goes on must have all of it, and all rows, as before.
+            of the validation data. A resumed run must have all of it, and all rows, as before.
 
-    With `metric_for_best_model` the model ends with the best weights, else with the last. Nothing of an earlier run
-    is deleted before the first step has been taken. A run that goes on from an older checkpoint deletes newer ones
-    when it saves its own.
+    At the end the model has the best weights, by `metric_for_best_model`, or without that the last ones. They are
+    saved, with the model's code where `options.export_code` asks for it or the model came with it; checkpoints other
+    than the best and those to keep are deleted; the trackers are closed. The caller's `accelerator` stays open.
+
+    Nothing of an earlier run is deleted before the first step has been taken. A run that resumes from an older
+    checkpoint deletes newer ones when it saves its own.
 
     Raises:
-        ValueError: impossible options, a folder that holds what is not of a run here, or a checkpoint that is
+        ValueError: impossible options, a folder with files that are not of such a run, or a checkpoint that is
             damaged or of a run that differs in what matters.
         BlockingIOError: another run is writing in the folder.
         NonFiniteLossError: the loss or the gradient became NaN or infinite; the last checkpoint stays.
@@ -140,6 +145,7 @@ def train(
     """
     if options.eval_strategy != "no" and evaluate is None and options.metric_for_best_model is not None:
         raise ValueError(f"metric_for_best_model={options.metric_for_best_model!r} needs an evaluation")
+    with_code = takes_code(model, options.export_code)
     with sole_use(Path(options.output_dir), accelerator):
         resumed_from, saved = _find_start(Path(options.output_dir), options)
         accelerator.wait_for_everyone()  # nobody writes before all have looked
@@ -151,7 +157,7 @@ def train(
             _check_same_run(saved, now, resumed_from)
         run = _Run(model, options, accelerator, batches, now, tokenizer, evaluate, run_config or {})
         run.open(resumed_from, saved, learning_rates)
-        return run.train()
+        return run.train(with_code)
 
 
 def _find_start(output_dir: Path, options: TrainingOptions) -> tuple[Path | None, dict[str, Any] | None]:
@@ -328,7 +334,7 @@ class _Run:
             self.earlier_seconds = self.state.seconds
             self._set_schedule(saved["schedule"])
 
-    def train(self) -> TrainingResult:
+    def train(self, with_code: bool) -> TrainingResult:
         """Run to the last step or until patience ends, and save the final model."""
         self.model.train()
         try:
@@ -336,7 +342,7 @@ class _Run:
                 with self.cache.off(), self._progress() as progress:
                     self._take_steps(progress)
                 self._begin()
-                result = self._finish()
+                result = self._finish(with_code)
                 if number := self._asked_to_stop():
                     raise Stopped(number, f"the model is saved in {self.folder}, without its scores{self._way_on()}")
                 return result
@@ -389,7 +395,7 @@ class _Run:
         return max(gather_object([self.stop.number]))
 
     def _leave(self) -> NoReturn:
-        """Save after the step and before its evaluation, which may be long; the resumed run makes up for it."""
+        """Save after the step and before its evaluation, which may be long; the resumed run catches up on it."""
         self.state.cut_short = True
         self._save(at_least=1)
         raise Stopped(
@@ -568,12 +574,14 @@ class _Run:
     def _bare_model(self) -> PreTrainedModel:
         return self.accelerator.unwrap_model(self.model)
 
-    def _finish(self) -> TrainingResult:
+    def _finish(self, with_code: bool) -> TrainingResult:
         state, name = self.state, self.options.metric_for_best_model
         if state.best_step is not None:
             best = self.folder / f"checkpoint-{state.best_step}"
             checkpoint.load_weights(self.model, best, self.accelerator)
         checkpoint.save_final(self.folder, self.model, self.accelerator, self.tokenizer)
+        if with_code and self.accelerator.is_main_process:
+            export_code(self._bare_model(), self.folder)
         self._delete_old_checkpoints()
         # Accelerate wraps forward for mixed precision; the caller gets its own model back.
         self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)

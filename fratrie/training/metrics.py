@@ -148,7 +148,7 @@ def decide(probabilities: ArrayLike, thresholds: Sequence[float] | None = None) 
     values = np.asarray(probabilities)
     limits = np.asarray(0.5 if thresholds is None else thresholds, dtype=float)
     if limits.ndim and limits.shape != values.shape[-1:]:
-        raise ValueError(f"{limits.size} thresholds for {values.shape[-1]} labels; give one a label")
+        raise ValueError(f"{limits.size} thresholds for {values.shape[-1]} labels; give one per label")
     return (values > limits).astype(np.int64)
 
 
@@ -235,11 +235,11 @@ def _best_threshold(values: NDArray[np.float64], truth: NDArray[np.int64]) -> fl
 
 
 def scores_table(methods: Mapping[str, Scores]) -> str:
-    """The scores of one or more methods as text: labels in columns, one block a measure, one row a method.
+    """The scores of one or more methods as text: labels in columns, one block per measure, one row per method.
 
-    Methods that were scored on other samples than the first have a row of support each. Where a label has no example,
+    Methods scored on other samples than the first have their own row of support. Where a label has no example,
     the column `present` holds the macro means without it, and a line below says which labels these are. Regression
-    scores, which have no labels, give one row a method with their values in columns.
+    scores, which have no labels, give one row per method, with their values in columns.
     """
     first = next(iter(methods.values()))
     if "f1" not in first:
@@ -276,7 +276,7 @@ def absent_labels(scores: Scores) -> list[str]:
 
 
 def markdown_table(scores: Scores) -> str:
-    """The scores of one method as a Markdown table: one row a label, then the means."""
+    """The scores of one method as a Markdown table: one row per label, then the means."""
     if "f1" not in scores:
         rows = [f"| {name} | {_figure(value)} |" for name, value in scores.items() if name != "samples"]
         return "\n".join(["| measure | value |", "|---|---|", *rows])
@@ -312,7 +312,7 @@ def markdown_table(scores: Scores) -> str:
 
 
 def markdown_code(name: str) -> str:
-    """A name of any characters as Markdown's code, on one line; in a table its `|` need a backslash besides."""
+    """A name of any characters as Markdown's code, on one line; in a table each `|` also needs a backslash."""
     text = one_line(name) or " "
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
     padding = " " if text[0] == "`" or text[-1] == "`" else ""  # which Markdown takes off again

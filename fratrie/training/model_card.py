@@ -67,9 +67,9 @@ INTERVALS = (
 
 @dataclass
 class CardFacts:
-    """What a card tells; every field is stated as measured or given, nothing is added.
+    """What a card says; every field is stated as measured or given, nothing is added.
 
-    `summary`, `data`, `tables` and `limits` are Markdown: names of the user's in them go through `markdown_code`.
+    `summary`, `data`, `tables` and `limits` are Markdown: names that a user chose go through `markdown_code`.
     """
 
     name: str
@@ -95,7 +95,7 @@ def launch_command() -> str:
 def portable_path(value: str) -> str:
     """An absolute path as seen from the working directory, or its last part where it lies elsewhere.
 
-    Also behind a `--name=`; what is no absolute path comes back as it is.
+    Also behind a `--name=`; anything but an absolute path is returned as it is.
     """
     option, equals, behind = value.partition("=")
     if equals and not Path(option).is_absolute():
@@ -153,7 +153,7 @@ def model_card(facts: CardFacts) -> ModelCard:
 
 
 def write_model_card(facts: CardFacts, folder: str | os.PathLike[str]) -> Path:
-    """Write the card as README.md into the folder of a checkpoint; give back its path."""
+    """Write the card as README.md into the folder of a checkpoint; return its path."""
     path = Path(folder) / "README.md"
     write_text(path, str(model_card(facts)))
     return path

@@ -1,6 +1,6 @@
 """One definition of the loss: the sum over real targets divided by their count, however the rows are cut.
 
-The balancing loss of experts, which a model adds by itself, is that of each micro-batch: of it the mean is taken.
+The balancing loss of experts, which a model adds by itself, is computed per micro-batch, and averaged.
 """
 
 from __future__ import annotations
@@ -12,27 +12,28 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-IGNORED = -100
-_SHIFTING = ("ForCausalLM", "LMHeadModel")
+from fratrie.modeling.losses import IGNORED
 
 
 class Objective:
     """Counts the targets of a batch and takes the batch's share of the loss from a Hugging Face model.
 
     A model that names `num_items_in_batch` in its forward (or sets `accepts_loss_kwargs = True`) is told the
-    global count; of any other the loss is taken as the mean over the batch and weighted by its targets. So
-    heads that swallow unknown arguments are right too.
+    global count; the loss of any other is taken as the mean over the batch and weighted by its targets, which is
+    right for heads that swallow unknown arguments too.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         named = "num_items_in_batch" in inspect.signature(model.forward).parameters
         self.told_items = named or getattr(model, "accepts_loss_kwargs", False) is True
-        self.shifts = type(model).__name__.endswith(_SHIFTING)
+        # What continues its own input predicts each token from those before it.
+        self.shifts = model.can_generate() and not model.config.is_encoder_decoder
 
     def count(self, inputs: dict[str, Tensor]) -> int:
         """Targets in `inputs["labels"]`: entries that are not -100; a causal model never predicts the first.
 
-        Raises `ValueError` where the collator gave no labels.
+        Raises:
+            ValueError: the collator gave no labels.
         """
         if "labels" not in inputs:
             raise ValueError(f"the batch has no labels, only {sorted(inputs)}; the collator must make them")

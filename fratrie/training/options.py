@@ -13,10 +13,10 @@ from fratrie.data.text_files import TextFormat
 
 
 def read_options(description: str | None, *kinds: type) -> tuple[Any, ...]:
-    """The options of the command line, an object of each of the dataclasses.
+    """The options of the command line, one object of each dataclass.
 
     Raises:
-        ValueError: an empty text, as an unset variable of the shell leaves it, one that is not UTF-8, or a number that
+        ValueError: an empty text (as an unset shell variable leaves it), one that is not UTF-8, or a number that
             is not finite.
     """
     parser = HfArgumentParser(cast(Any, kinds), description=description, allow_abbrev=False)
@@ -55,7 +55,7 @@ class ReadingOptions:
 
 @dataclass(kw_only=True)
 class InferenceOptions(ReadingOptions):
-    """With what texts are labelled or scored, for `HfArgumentParser`."""
+    """What labels or scores texts, for `HfArgumentParser`."""
 
     model: str = field(metadata={"help": "Folder of the fine-tuned classifier."})
     label_thresholds: str | None = field(
@@ -96,7 +96,11 @@ RANGES: dict[str, tuple[float, float]] = {
 
 
 def check_ranges(options: object, ranges: Mapping[str, tuple[float, float]]) -> None:
-    """Raise `ValueError` for an option outside its range, both ends included; NaN is in none, `None` in all."""
+    """Check that options lie in their ranges, both ends included; `None` lies in all of them, NaN in none.
+
+    Raises:
+        ValueError: names the option, its value and its range.
+    """
     for name, (least, most) in ranges.items():
         value = getattr(options, name)
         for number in value if isinstance(value, list) else [value]:
@@ -140,7 +144,7 @@ class TrainingOptions:
     save_steps: int = field(
         default=500, metadata={"help": "Steps between checkpoints; 0 keeps only the best, if one is sought."}
     )
-    save_total_limit: int = field(default=2, metadata={"help": "Checkpoints to keep, beside the best."})
+    save_total_limit: int = field(default=2, metadata={"help": "Checkpoints to keep, besides the best."})
     metric_for_best_model: str | None = field(
         default=None,
         metadata={"help": "Name of the evaluation metric whose best checkpoint becomes the final model."},

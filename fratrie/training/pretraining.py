@@ -23,15 +23,16 @@ from transformers import (
 
 import fratrie  # noqa: F401 (registers its models)
 from fratrie.checkpoints import check_counts, check_memory, read_json, reason_of
+from fratrie.pipelines.text_length import longest_text
 from fratrie.tokenization import SIBLINGS, sentinel_token_ids, with_sibling
 
 from .batches import Collator
-from .classifiers import LOADING_ERRORS, check_checkpoint, load_config, load_tokenizer
 from .collators import MaskingCollator, PackedCausalCollator, SpanCorruptionCollator
 from .corpora import PackedRows, PlainRows, SentenceRows
+from .model_folders import LOADING_ERRORS, check_checkpoint, load_config, load_tokenizer
 
 ObjectiveName = Literal["mlm", "clm", "denoise"]
-_SIBLINGS: dict[str, Any] = {"mlm": "encoder", "clm": "decoder", "denoise": "seq2seq"}
+SIBLING_FOR: dict[str, Any] = {"mlm": "encoder", "clm": "decoder", "denoise": "seq2seq"}
 _AUTO_MODELS: dict[str, Any] = {
     "mlm": AutoModelForMaskedLM,
     "clm": AutoModelForCausalLM,
@@ -52,11 +53,12 @@ class Corruption:
 def open_tokenizer(folder: str, objective: ObjectiveName) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder, with the template of the objective's sibling if it was trained by Fratrie.
 
-    Raises `ValueError` where there is none, or it lacks a special token that the objective needs.
+    Raises:
+        ValueError: there is none, or it lacks a special token that the objective needs.
     """
     tokenizer = load_tokenizer(folder)
     if type(tokenizer) is PreTrainedTokenizerFast and _knows_templates(tokenizer):
-        tokenizer = with_sibling(tokenizer, _SIBLINGS[objective])
+        tokenizer = with_sibling(tokenizer, SIBLING_FOR[objective])
     needed = {"mlm": "mask_token", "clm": "eos_token", "denoise": "eos_token"}[objective]
     if getattr(tokenizer, needed) is None:
         raise ValueError(f"the tokenizer in {folder} has no {needed}, which {objective} needs: set it and save it")
@@ -70,7 +72,8 @@ def _knows_templates(tokenizer: PreTrainedTokenizerFast) -> bool:
 def parse_overrides(text: str) -> dict[str, Any]:
     """`"hidden_size=128,layer_types=[\\"full_attention\\"]"` as a dictionary; values are JSON or bare words.
 
-    Raises `ValueError` for a part that is not `field=value`.
+    Raises:
+        ValueError: a part is not `field=value`.
     """
     parts: list[str] = []
     depth = 0
@@ -102,10 +105,11 @@ def new_config(
         model_type: `encoder`, `decoder`, `seq2seq` or a model type of transformers.
         overrides: see `parse_overrides`.
         tokenizer: gives vocabulary and special tokens.
-        block_size: tokens of a row.
-        file: a config.json, whose `model_type` counts.
+        block_size: tokens per row.
+        file: a config.json, whose `model_type` takes precedence.
 
-    Raises `ValueError` for an unknown type or field (with the closest one) and a value that does not fit.
+    Raises:
+        ValueError: an unknown type or field (names the closest one), or a value that does not fit.
     """
     values: dict[str, Any] = {"vocab_size": len(tokenizer)}
     values |= {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
@@ -129,11 +133,15 @@ def new_config(
 
 
 def build_model(objective: ObjectiveName, config: PreTrainedConfig) -> PreTrainedModel:
-    """A new model for the objective. Raises `ValueError` where the config's type has no head for it."""
+    """A new model for the objective.
+
+    Raises:
+        ValueError: there is no head for the objective in models of this config, or the model cannot be built.
+    """
     auto = _AUTO_MODELS[objective]
     if type(config) not in auto._model_mapping:
         raise ValueError(
-            f"a {config.model_type} has no head for {objective}: use the model type {_SIBLINGS[objective]}"
+            f"a {config.model_type} has no head for {objective}: use the model type {SIBLING_FOR[objective]}"
         )
     try:
         check_memory(partial(auto.from_config, trust_remote_code=False), config)
@@ -143,7 +151,11 @@ def build_model(objective: ObjectiveName, config: PreTrainedConfig) -> PreTraine
 
 
 def open_model(objective: ObjectiveName, folder: str) -> PreTrainedModel:
-    """The model of a checkpoint folder, in float32. Raises `ValueError` where it is none for the objective."""
+    """The model of a checkpoint folder, in float32.
+
+    Raises:
+        ValueError: it is damaged, or has no head for the objective.
+    """
     path = check_checkpoint(folder, tokenizer=False)
     auto = _AUTO_MODELS[objective]
     config = load_config(path)
@@ -164,16 +176,16 @@ def _ready(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def check_fit(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, block_size: int) -> None:
-    """Raise `ValueError` where the model has no embedding for a token or a position of the rows."""
+    """Check that the model has an embedding for each token and each position of the rows.
+
+    Raises:
+        ValueError: the tokenizer has more tokens than the model embeddings, or rows are longer than its positions.
+    """
     size = cast(Any, model.get_input_embeddings()).num_embeddings
     if size < len(tokenizer):
         raise ValueError(f"the tokenizer has {len(tokenizer)} tokens, the model embeddings for {size}")
-    stacks = [model.config, *(getattr(model.config, name, None) for name in ("encoder", "decoder"))]
-    positions = [getattr(stack, "max_position_embeddings", None) for stack in stacks]
-    # RoBERTa and its kin never give a token the positions up to that of padding.
-    tables = [part for name, part in model.named_modules() if "position" in name]
-    reserved = max((table.padding_idx + 1 for table in tables if getattr(table, "padding_idx", None)), default=0)
-    limit = min((number for number in positions if number), default=block_size + reserved) - reserved
+    limits = [longest for side in ("encoder", "decoder") if (longest := longest_text(model, side))]
+    limit = min(limits, default=block_size)
     if block_size > limit:
         raise ValueError(f"block_size={block_size} is more than the {limit} positions of the model")
 
@@ -191,7 +203,17 @@ def _require_words(tokenizer: PreTrainedTokenizerBase) -> None:
 def rows_and_collator(
     objective: ObjectiveName, tokenizer: PreTrainedTokenizerBase, block_size: int, corruption: Corruption
 ) -> tuple[SentenceRows | PackedRows | PlainRows, Collator]:
-    """What makes rows of texts, and batches of rows. Raises `ValueError` for options out of range."""
+    """What makes rows from texts, and batches from rows.
+
+    Args:
+        objective: `mlm`, `clm` or `denoise`.
+        tokenizer: from `open_tokenizer`.
+        block_size: tokens per row.
+        corruption: how text is hidden (`mlm`, `denoise`).
+
+    Raises:
+        ValueError: an option is out of range, or the tokenizer lacks what the objective needs.
+    """
     pad = cast(int, tokenizer.pad_token_id)
     if objective == "clm":
         return PackedRows(tokenizer, block_size), PackedCausalCollator(pad, block_size)

@@ -31,7 +31,8 @@ def build_optimizer(
         device: where the weights will be.
         rates: peak rates by the name of a weight.
 
-    Raises `ValueError` where no weight is trainable.
+    Raises:
+        ValueError: no weight is trainable.
     """
     rates = rates or {}
     trainable = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
@@ -52,7 +53,8 @@ def build_optimizer(
 def warmup_length(warmup_steps: float, total_steps: int) -> int:
     """Steps of warm-up: `warmup_steps` itself, or from 0 to below 1 that share of `total_steps`, rounded up.
 
-    Raises `ValueError` for a negative number or more than `total_steps`.
+    Raises:
+        ValueError: a negative number, or more than `total_steps`.
     """
     length = math.ceil(warmup_steps * total_steps) if warmup_steps < 1 else int(warmup_steps)
     if warmup_steps < 0 or length > total_steps:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-# torch's launcher hands on to its processes what a terminal has sent to them already.
+# torch's launcher passes on to its processes a signal that the terminal has already sent to them.
 _LAUNCHED, _SECONDS_OF_ECHO = "TORCHELASTIC_RUN_ID", 2.0
 
 
@@ -49,7 +49,7 @@ def stopping_at_once() -> Iterator[None]:
 
 @contextmanager
 def stopping_after_the_step() -> Iterator[StopRequest]:
-    """Inside the context the first signal is kept for whoever looks; a second one raises `Stopped`."""
+    """Inside the context the first signal is kept for the caller to look at; a second one raises `Stopped`."""
     request = StopRequest()
     with _heard_by(request.hear):
         yield request

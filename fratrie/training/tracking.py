@@ -17,9 +17,16 @@ _SECONDS_BETWEEN_LINES = 60
 def progress_bar(
     total: int | None, description: str, *, done: int = 0, hidden: bool = False, unit: str = "it"
 ) -> tqdm:
-    """A progress bar on stderr, of which `done` of `total` lie behind; call `update`, and use it as a context.
+    """A progress bar on stderr; call `update`, and use it as a context.
 
-    Off a terminal, in a log file, it is a line a minute, and none before the first minute is over.
+    Args:
+        total: number of units, `None` if unknown.
+        description: shown before the bar.
+        done: units that were done before.
+        hidden: show nothing.
+        unit: name of a unit.
+
+    Off a terminal, in a log file, it is one line per minute, and none before the first minute is over.
     """
     common: dict[str, Any] = {"total": total, "desc": description, "initial": done, "disable": hidden, "unit": unit}
     if sys.stderr.isatty():
@@ -30,7 +37,7 @@ def progress_bar(
 
 
 def pace_bars_of_datasets() -> None:
-    """Have the bars of the library `datasets` keep the same pace: off a terminal they tell 20 times a second else."""
+    """Slow down the bars of the library `datasets`: off a terminal they would print 20 times per second."""
     import datasets
 
     if not sys.stderr.isatty():

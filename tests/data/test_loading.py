@@ -324,7 +324,7 @@ def test_wrong_cell_of_several_labels(tmp_path, cell, problem):
 def test_several_labels_where_one_was_asked_for(tmp_path):
     rows = [{"text": "a", "labels": ["sad"]}, {"text": "b", "labels": ["sad", "happy"]}]
     path = make_rows(tmp_path / "rows.jsonl", rows)
-    refused(path, "row 2: several labels, expected one", "several labels a text: no", multi_label=False)
+    refused(path, "row 2: several labels, expected one", "several labels per text: no", multi_label=False)
 
 
 def test_no_label_at_all(tmp_path):
@@ -426,7 +426,7 @@ def test_parquet_without_rows(tmp_path):
         (
             "a.jsonl",
             '{"text": "a"}\n{"text": \n[1]',
-            "line 3: no object, expected one json object a line: '[1]'",
+            "line 3: no object, expected one json object per line: '[1]'",
         ),
         ("a.json", '[{"text": "a"},\n {"text"}]', "line 2: not valid json"),
         ("a.json", '[{"text": "a"}, 3]', "row 2: 3 is no object"),
@@ -617,7 +617,7 @@ def test_lines_of_text(tmp_path, caplog):
 
 @pytest.mark.parametrize("content", ["", "\n \n"])
 def test_empty_text_file(tmp_path, content):
-    refused(make(tmp_path / "a.txt", content), "the file is empty, expected one sentence a line", load=load_texts)
+    refused(make(tmp_path / "a.txt", content), "the file is empty, expected one sentence per line", load=load_texts)
 
 
 def test_text_file_of_another_encoding(tmp_path):

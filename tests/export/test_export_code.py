@@ -11,6 +11,7 @@ import pytest
 import torch
 from combinations import HEADS, case_of, padded_inputs
 from safetensors.torch import load_file, save_file
+from torch.distributed.fsdp import FSDPModule
 from transformers import (
     AutoModelForImageClassification,
     AutoModelForMaskedLM,
@@ -331,9 +332,16 @@ def test_what_cannot_be_exported_is_said(tmp_path):
     encoder = case_of("encoder").build("base")
     with pytest.raises(ValueError, match="Derived is none of"):
         fratrie.export_code(Derived(encoder.config), tmp_path)
-    sharded = type("FSDPFratrieEncoderModel", (fratrie.FratrieEncoderModel,), {})  # what torch's fully_shard makes
-    fratrie.export_code(sharded(encoder.config), tmp_path / "sharded")
-    assert encoder.config.auto_map["AutoModel"] == "encoder.FratrieEncoderModel"
+
+    class FratrieEncoderModel(fratrie.FratrieEncoderModel):
+        """Another one, of the same name."""
+
+    with pytest.raises(ValueError, match="FratrieEncoderModel is none of"):
+        fratrie.export_code(FratrieEncoderModel(encoder.config), tmp_path)
+    sharded = case_of("encoder").build("base")
+    sharded.__class__ = type("FSDPFratrieEncoderModel", (FSDPModule, type(sharded)), {})  # as torch's fully_shard does
+    fratrie.export_code(sharded, tmp_path / "sharded")
+    assert sharded.config.auto_map["AutoModel"] == "encoder.FratrieEncoderModel"
     shutil.rmtree(tmp_path / "sharded")
     bert.config.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="holds a 'bert' model, not the 'fratrie_encoder' that"):

@@ -19,6 +19,7 @@ from fratrie import (
     FratrieSeq2SeqForConditionalGeneration,
 )
 from fratrie.modeling.losses import (
+    guess_problem_type,
     sequence_classification_loss,
     share_of_batch,
     shift_labels,
@@ -158,10 +159,12 @@ def test_regression_of_several_numbers():
         (3, torch.zeros(2, 3, dtype=torch.long), "multi_label_classification"),
     ],
 )
-def test_problem_type_is_read_from_the_labels_and_kept(num_labels, labels, expected):
-    settings_ = config(num_labels=num_labels)
-    sequence_classification_loss(torch.randn(2, num_labels), labels, settings_)
-    assert settings_.problem_type == expected
+def test_a_problem_type_that_is_not_given_is_guessed_from_the_shapes_and_not_kept(num_labels, labels, expected):
+    settings_, logits = config(num_labels=num_labels), torch.randn(2, num_labels)
+    loss = sequence_classification_loss(logits, labels, settings_)
+    assert guess_problem_type(logits, labels) == expected
+    assert loss == sequence_classification_loss(logits, labels, config(expected, num_labels=num_labels))
+    assert settings_.problem_type is None
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,20 @@ def test_text_classification_gives_softmax_for_one_label(build_classifier, encod
         assert result["score"] == pytest.approx(expected[column].item(), abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("labels", "function"), [(torch.tensor([[1, 0, 1]]), torch.sigmoid), (torch.tensor([2]), lambda x: x.softmax(0))]
+)
+def test_what_a_model_was_trained_for_is_kept_where_nobody_said_it(
+    build_classifier, encoder_tokenizer, tmp_path, labels, function
+):
+    model = build_classifier(labels=["NON", "OUI", "?"], problem_type=None)
+    model(**encoder_tokenizer(TEXTS[0], return_tensors="pt"), labels=labels).loss.backward()
+    model.save_pretrained(tmp_path)
+    pipe = pipeline("text-classification", model=str(tmp_path), tokenizer=encoder_tokenizer)
+    expected = function(logits_of(model, encoder_tokenizer, TEXTS[0])).tolist()
+    assert [result["score"] for result in pipe(TEXTS[0], top_k=None)] == pytest.approx(sorted(expected)[::-1])
+
+
 @pytest.mark.parametrize("padding_side", ["left", "right"])
 def test_text_classification_in_batches(family_model, encoder_tokenizer, tmp_path, padding_side):
     encoder_tokenizer.save_pretrained(tmp_path)

@@ -97,4 +97,4 @@ def test_the_search_finds_what_it_looks_for():
         "checkpoint_folder",
         "portable_path",
     } <= names
-    assert "allow_missing_labels" in said(module(ROOT / "fratrie/training/finetuning").tree)
+    assert "allow_missing_labels" in said(module(ROOT / "fratrie/training/tasks").tree)

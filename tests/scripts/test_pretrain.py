@@ -143,7 +143,7 @@ def test_stream(tmp_path, script, corpus):
 def test_how_a_stream_is_read_is_compared_when_it_goes_on(script, corpus, option):
     module = sys.modules["pretrain_script"]
     as_before, otherwise = (
-        module._compared(module.DataOptions(files=[corpus], streaming=True, **given), {}) for given in ({}, option)
+        module._compared(module.CorpusOptions(files=[corpus], streaming=True, **given), {}) for given in ({}, option)
     )
     assert "file 1" in as_before
     assert {name: value for name, value in otherwise.items() if as_before[name] != value} == option
@@ -151,7 +151,7 @@ def test_how_a_stream_is_read_is_compared_when_it_goes_on(script, corpus, option
 
 def test_a_streamed_dataset_of_a_hub_is_compared_by_its_name(script):
     module = sys.modules["pretrain_script"]
-    names = [module.DataOptions(dataset=f"somebody/{name}", streaming=True) for name in ("french", "german")]
+    names = [module.CorpusOptions(dataset=f"somebody/{name}", streaming=True) for name in ("french", "german")]
     assert [module._compared(data, {})["dataset"] for data in names] == ["somebody/french", "somebody/german"]
 
 

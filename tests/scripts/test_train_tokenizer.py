@@ -66,7 +66,7 @@ def test_summary_counts_tokens_of_the_training_text(train, tmp_path):
     path = write(tmp_path / "a.txt", "été 18\n" * 2)
     tokenizer, out = train("--files", path)
     tokens, text_bytes = len(tokenizer.tokenize("été 18\n")), 9
-    assert f"first 2 text(s): {tokens / 2:.2f} tokens a word, {text_bytes / tokens:.2f} bytes a token" in out
+    assert f"first 2 text(s): {tokens / 2:.2f} tokens per word, {text_bytes / tokens:.2f} bytes per token" in out
 
 
 def test_annotated_files_train_on_the_sentences_alone(train, tmp_path):

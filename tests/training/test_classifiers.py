@@ -19,21 +19,25 @@ from transformers import (
     T5Config,
 )
 
-from fratrie import FratrieDecoderConfig, FratrieEncoderConfig, FratrieEncoderForMaskedLM, FratrieSeq2SeqConfig
-from fratrie.training.classifiers import (
-    Head,
-    Task,
+from fratrie import (
+    FratrieDecoderConfig,
+    FratrieEncoderConfig,
+    FratrieEncoderForMaskedLM,
+    FratrieEncoderForSequenceClassification,
+    FratrieSeq2SeqConfig,
+)
+from fratrie.training.classifiers import ClassifierHead, as_ours, load_classifier, new_classifier
+from fratrie.training.encoding import encode
+from fratrie.training.layers import freeze_below, learning_rates
+from fratrie.training.metrics import MULTI_LABEL, REGRESSION, SINGLE_LABEL
+from fratrie.training.model_folders import (
     check_checkpoint,
     check_same_tokens,
     checkpoint_folder,
-    freeze_below,
-    learning_rates,
-    load_classifier,
     load_config,
     load_tokenizer,
-    new_classifier,
 )
-from fratrie.training.metrics import MULTI_LABEL, REGRESSION, SINGLE_LABEL
+from fratrie.training.tasks import Task
 
 SIZES = {
     "vocab_size": 30,
@@ -82,7 +86,7 @@ def batch():
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_family_gets_a_head_for_the_task(name):
     config = type(CONFIGS[name]).from_dict(CONFIGS[name].to_dict())
-    model, new = new_classifier(config, SEVERAL, Head())
+    model, new = new_classifier(config, SEVERAL, ClassifierHead())
     assert model(**batch()).logits.shape == (2, 3)
     assert Task.from_config(model.config) == SEVERAL
     assert new == {name for name, _ in model.named_parameters()}
@@ -91,7 +95,7 @@ def test_every_family_gets_a_head_for_the_task(name):
 def test_a_body_keeps_its_pretrained_weights_and_only_the_head_is_new(tmp_path):
     saved_body(tmp_path)
     body = BertForMaskedLM.from_pretrained(tmp_path).bert.state_dict()
-    model, new = new_classifier(BertConfig.from_pretrained(tmp_path), SEVERAL, Head(), tmp_path)
+    model, new = new_classifier(BertConfig.from_pretrained(tmp_path), SEVERAL, ClassifierHead(), tmp_path)
     assert new == {"classifier.weight", "classifier.bias", "bert.pooler.dense.weight", "bert.pooler.dense.bias"}
     for name, weight in body.items():
         assert torch.equal(model.bert.state_dict()[name], weight), name
@@ -99,9 +103,9 @@ def test_a_body_keeps_its_pretrained_weights_and_only_the_head_is_new(tmp_path):
 
 
 def test_a_classifier_of_other_labels_gets_a_new_output_layer(tmp_path):
-    new_classifier(BertConfig(**SIZES), SEVERAL, Head())[0].save_pretrained(tmp_path)
+    new_classifier(BertConfig(**SIZES), SEVERAL, ClassifierHead())[0].save_pretrained(tmp_path)
     model, new = new_classifier(
-        BertConfig.from_pretrained(tmp_path), Task(MULTI_LABEL, list("abcd")), Head(), tmp_path
+        BertConfig.from_pretrained(tmp_path), Task(MULTI_LABEL, list("abcd")), ClassifierHead(), tmp_path
     )
     assert new == {"classifier.weight", "classifier.bias"}
     assert model.config.id2label == {0: "a", 1: "b", 2: "c", 3: "d"} and model.classifier.out_features == 4
@@ -109,7 +113,7 @@ def test_a_classifier_of_other_labels_gets_a_new_output_layer(tmp_path):
 
 def test_our_head_takes_pooling_hidden_sizes_and_weights(tmp_path):
     saved_body(tmp_path, FratrieEncoderForMaskedLM, "fratrie_encoder")
-    head = Head("first", [8, 6], [1.0, 2.0, 3.0])
+    head = ClassifierHead("first", [8, 6], [1.0, 2.0, 3.0])
     model, new = new_classifier(FratrieEncoderConfig.from_pretrained(tmp_path), SEVERAL, head, tmp_path)
     assert (model.config.classifier_pooling, model.config.classifier_hidden_sizes) == ("first", [8, 6])
     assert model.config.pos_weight == [1.0, 2.0, 3.0]
@@ -119,10 +123,18 @@ def test_our_head_takes_pooling_hidden_sizes_and_weights(tmp_path):
 @pytest.mark.parametrize(
     ("config", "head", "message"),
     [
-        (BertConfig(**SIZES), Head(pooling="mean"), "classifier_pooling=mean: a 'bert' model has no such choice"),
-        (BertConfig(**SIZES), Head(hidden_sizes=[4]), "classifier_hidden_sizes=.4.: a 'bert'"),
-        (CONFIGS["modernbert"], Head(pooling="first"), "classifier_pooling=first does not fit a 'modernbert' model"),
-        (FratrieSeq2SeqConfig(), Head(), "'fratrie_seq2seq' has no head that classifies"),
+        (
+            BertConfig(**SIZES),
+            ClassifierHead(pooling="mean"),
+            "classifier_pooling=mean: a 'bert' model has no such choice",
+        ),
+        (BertConfig(**SIZES), ClassifierHead(hidden_sizes=[4]), "classifier_hidden_sizes=.4.: a 'bert'"),
+        (
+            CONFIGS["modernbert"],
+            ClassifierHead(pooling="first"),
+            "classifier_pooling=first does not fit a 'modernbert' model",
+        ),
+        (FratrieSeq2SeqConfig(), ClassifierHead(), "'fratrie_seq2seq' has no head that classifies"),
     ],
 )
 def test_choices_that_a_model_lacks_are_named(config, head, message):
@@ -130,12 +142,34 @@ def test_choices_that_a_model_lacks_are_named(config, head, message):
         new_classifier(type(config).from_dict(config.to_dict()), SEVERAL, head)
 
 
+class Judge(FratrieEncoderForSequenceClassification):
+    """A user's own classifier, whose forward only passes on what it is given."""
+
+    def forward(self, *args, **kwargs):
+        return super().forward(*args, **kwargs)
+
+
+def test_a_classifier_of_the_user_is_built_for_a_checkpoint_of_a_family(tmp_path):
+    saved_body(tmp_path)
+    AutoModelForSequenceClassification.register(FratrieEncoderConfig, Judge, exist_ok=True)
+    try:
+        model, _ = new_classifier(as_ours(load_config(tmp_path)), SEVERAL, ClassifierHead())
+    finally:
+        ours = FratrieEncoderForSequenceClassification
+        AutoModelForSequenceClassification.register(FratrieEncoderConfig, ours, exist_ok=True)
+    assert type(model) is Judge
+    rows = encode(["ma mère"], model, load_tokenizer(tmp_path))
+    assert rows == [{"input_ids": [1, 4, 5, 2], "attention_mask": [1] * 4}]
+    assert freeze_below(model, 1, set())
+    assert learning_rates(model, 1e-3, 0.5)
+
+
 def test_a_body_that_does_not_fit_its_config_is_refused(tmp_path):
     saved_body(tmp_path)
     values = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(values | {"hidden_size": 8}))
     with pytest.raises(ValueError, match=r"does not fit its config: \d+ weights of the body .*bert\.embeddings"):
-        new_classifier(BertConfig.from_pretrained(tmp_path), SEVERAL, Head(), tmp_path)
+        new_classifier(BertConfig.from_pretrained(tmp_path), SEVERAL, ClassifierHead(), tmp_path)
 
 
 @pytest.mark.parametrize("task", [SEVERAL, ONE])
@@ -143,7 +177,7 @@ def test_a_body_that_does_not_fit_its_config_is_refused(tmp_path):
 def test_class_weights_weigh_the_loss(name, task):
     weights = [0.5, 2.0, 5.0]
     config = type(CONFIGS[name]).from_dict(CONFIGS[name].to_dict())
-    model = new_classifier(config, task, Head(class_weights=weights))[0].eval()
+    model = new_classifier(config, task, ClassifierHead(class_weights=weights))[0].eval()
     labels = torch.tensor([[1.0, 0, 0], [0, 1, 1]]) if task is SEVERAL else torch.tensor([0, 2])
     output = model(**batch(), labels=labels)
     logits, weight = output.logits, torch.tensor(weights)
@@ -202,7 +236,7 @@ def test_minus_one_freezes_nothing_and_other_numbers_are_refused():
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_rate_falls_from_the_head_to_the_embeddings(name):
     """In each family: layers 2, 1 and 0, then the embeddings; a norm behind the layers learns like the top one."""
-    model, _ = new_classifier(type(CONFIGS[name]).from_dict(CONFIGS[name].to_dict()), SEVERAL, Head())
+    model, _ = new_classifier(type(CONFIGS[name]).from_dict(CONFIGS[name].to_dict()), SEVERAL, ClassifierHead())
     rates = learning_rates(model, 8.0, 0.5, head_rate=100.0)
     assert list(rates) == [name for name, _ in model.named_parameters()]
     assert set(rates.values()) == {1.0, 2.0, 4.0, 8.0, 100.0}
@@ -265,7 +299,7 @@ def test_pickled_weights_are_not_read(tmp_path):
 
 
 def test_a_saved_classifier_loads_with_its_task(tmp_path):
-    model, _ = new_classifier(BertConfig(**SIZES), SEVERAL, Head())
+    model, _ = new_classifier(BertConfig(**SIZES), SEVERAL, ClassifierHead())
     model.save_pretrained(tmp_path)
     tokenizer().save_pretrained(tmp_path)
     loaded, words, task = load_classifier(tmp_path)
@@ -317,7 +351,7 @@ def test_a_hub_gives_what_belongs_to_the_model_alone(tmp_path, monkeypatch):
         fetched.extend(filter_repo_objects([*wanted, *others], **patterns))
         return str(tmp_path)
 
-    monkeypatch.setattr("fratrie.training.classifiers.snapshot_download", download)
+    monkeypatch.setattr("fratrie.training.model_folders.snapshot_download", download)
     assert checkpoint_folder("somebody/sentences") == tmp_path and fetched == wanted
 
 
@@ -327,7 +361,7 @@ def edit(path, **changes):
 
 @pytest.fixture
 def classifier_folder(tmp_path):
-    model, _ = new_classifier(FratrieEncoderConfig(**SIZES), SEVERAL, Head())
+    model, _ = new_classifier(FratrieEncoderConfig(**SIZES), SEVERAL, ClassifierHead())
     model.save_pretrained(tmp_path)
     tokenizer().save_pretrained(tmp_path)
     return tmp_path
@@ -362,7 +396,7 @@ def test_a_config_that_cannot_be_is_named(classifier_folder, change, message):
 
 def test_thresholds_of_a_foreign_config_are_put_in_order_and_checked(tmp_path):
     """Our own configs check theirs; a Hugging Face class keeps whatever stands in config.json."""
-    model, _ = new_classifier(BertConfig(**SIZES), SEVERAL, Head())
+    model, _ = new_classifier(BertConfig(**SIZES), SEVERAL, ClassifierHead())
     model.save_pretrained(tmp_path)
     tokenizer().save_pretrained(tmp_path)
     for own, given, expected in [
@@ -418,7 +452,7 @@ def test_errors_of_the_config_name_it_where_a_tokenizer_would_do_without(classif
 
 def test_a_package_that_a_tokenizer_needs_is_named(tmp_path, monkeypatch):
     """Where sentencepiece is not installed, a folder with its model alone cannot be read."""
-    monkeypatch.setattr("fratrie.training.classifiers.missing_reader", lambda _: "sentencepiece")
+    monkeypatch.setattr("fratrie.training.model_folders.missing_reader", lambda _: "sentencepiece")
     CamembertConfig(**SIZES).save_pretrained(tmp_path)
     (tmp_path / "sentencepiece.bpe.model").write_bytes(b"\n\x0e")
     with pytest.raises(ValueError, match=r"cannot be read: .*pip install sentencepiece"):

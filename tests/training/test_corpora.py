@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from fratrie.data.text_files import TextFormat
 from fratrie.tokenization import train_byte_level_bpe
-from fratrie.training.classifiers import checkpoint_folder
 from fratrie.training.corpora import (
     PackedRows,
     PlainRows,
@@ -24,6 +23,7 @@ from fratrie.training.corpora import (
     read_texts,
     stream_texts,
 )
+from fratrie.training.model_folders import checkpoint_folder
 
 TEXTS = ["ma sœur est gentille", "mon père est parti", "nous jouons", "« l'été »", "un texte bien plus long " * 5]
 DOCUMENTS = st.lists(st.lists(st.integers(0, 9), max_size=40), max_size=30)

@@ -16,23 +16,19 @@ from fratrie.data import LABELS
 from fratrie.files import write_json
 from fratrie.tokenization import train_byte_level_bpe
 from fratrie.training.bootstrap import bootstrap_f1
-from fratrie.training.classifiers import Task
-from fratrie.training.finetuning import (
-    DataOptions,
+from fratrie.training.encoding import encode, max_tokens
+from fratrie.training.labelled_data import LabelledDataOptions, load_parts, read_labelled
+from fratrie.training.metrics import MULTI_LABEL, REGRESSION, SINGLE_LABEL, multilabel_scores
+from fratrie.training.output_files import prepare_output
+from fratrie.training.scoring import predict_logits, score_rows
+from fratrie.training.tasks import (
+    Task,
     aligned_targets,
     balanced_weights,
     check_every_label_occurs,
-    encode,
-    load_parts,
-    max_tokens,
-    predict_logits,
-    prepare_output,
-    read_labelled,
-    score_rows,
     targets_of,
     task_of,
 )
-from fratrie.training.metrics import MULTI_LABEL, REGRESSION, SINGLE_LABEL, multilabel_scores
 
 TEXTS = ["ma mère", "mon père m'aime", "ma sœur et mon frère", "nous"]
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
@@ -99,7 +95,7 @@ def test_targets_follow_the_order_of_the_model():
 
 
 def test_without_files_the_parts_are_the_shipped_corpus():
-    parts = load_parts(DataOptions(), seed=3)
+    parts = load_parts(LabelledDataOptions(), seed=3)
     assert {name: len(part) for name, part in parts.items()}.keys() == {"train", "validation", "test"}
     assert len(parts["train"]) + len(parts["validation"]) == 1318 and len(parts["test"]) == 330
     assert not set(parts["train"]["respondent"]) & set(parts["validation"]["respondent"])
@@ -113,7 +109,7 @@ def test_files_of_every_format_give_the_same_parts(tmp_path, extension):
     {"csv": Dataset.to_csv, "jsonl": Dataset.to_json, "parquet": Dataset.to_parquet}[extension](
         Dataset.from_dict(rows), path
     )
-    parts = load_parts(DataOptions(train_file=str(path), test_file=str(path), validation_size=0.4))
+    parts = load_parts(LabelledDataOptions(train_file=str(path), test_file=str(path), validation_size=0.4))
     assert task_of(parts["train"].features) == Task(MULTI_LABEL, ["+", "-", "j"])
     together = {*parts["train"]["text"], *parts["validation"]["text"]}
     assert together == set(rows["text"]) and list(parts["test"]["text"]) == rows["text"]
@@ -124,7 +120,7 @@ def test_files_of_every_format_give_the_same_parts(tmp_path, extension):
 def test_the_annotation_format_is_a_train_file(tmp_path):
     path = tmp_path / "train.txt"
     path.write_text("jm+ J'aime ma mère.\n\njp- Je crie.\n", encoding="utf-8")
-    parts = load_parts(DataOptions(train_file=str(path), validation_file=str(path)))
+    parts = load_parts(LabelledDataOptions(train_file=str(path), validation_file=str(path)))
     assert list(parts["train"]["text"]) == ["J'aime ma mère.", "Je crie."]
     assert len(parts["validation"]) == 2
 
@@ -132,34 +128,34 @@ def test_the_annotation_format_is_a_train_file(tmp_path):
 def test_texts_of_nobody_are_split_by_row(tmp_path):
     rows = [{"text": f"texte {i}", "labels": "ab"[i % 2]} for i in range(10)]
     path = write_rows(tmp_path / "t.jsonl", rows)
-    parts = load_parts(DataOptions(train_file=path, validation_size=0.3))
+    parts = load_parts(LabelledDataOptions(train_file=path, validation_size=0.3))
     assert (len(parts["train"]), len(parts["validation"])) == (7, 3)
-    assert "validation" not in load_parts(DataOptions(train_file=path, validation_size=0))
-    again = load_parts(DataOptions(train_file=path, validation_size=0.3), seed=1)
+    assert "validation" not in load_parts(LabelledDataOptions(train_file=path, validation_size=0))
+    again = load_parts(LabelledDataOptions(train_file=path, validation_size=0.3), seed=1)
     assert list(again["train"]["text"]) != list(parts["train"]["text"])
     with pytest.raises(ValueError, match=r"validation_size=1\.5 of 10 rows"):
-        load_parts(DataOptions(train_file=path, validation_size=1.5))
+        load_parts(LabelledDataOptions(train_file=path, validation_size=1.5))
     single = write_rows(tmp_path / "one.jsonl", [{"text": "texte", "labels": ["a", "b"]}])
     with pytest.raises(ValueError, match="one row cannot be split"):
-        load_parts(DataOptions(train_file=single))
+        load_parts(LabelledDataOptions(train_file=single))
 
 
 def test_a_label_unknown_to_train_is_named_in_test(tmp_path):
     train = write_rows(tmp_path / "train.jsonl", [{"text": "x", "labels": ["a"]}, {"text": "y", "labels": ["b"]}])
     test = write_rows(tmp_path / "test.jsonl", [{"text": "x", "labels": ["z"]}])
     with pytest.raises(ValueError, match=r"(?s)test\.jsonl.*unknown label 'z'"):
-        load_parts(DataOptions(train_file=train, test_file=test, validation_size=0.5))
+        load_parts(LabelledDataOptions(train_file=train, test_file=test, validation_size=0.5))
     with pytest.raises(ValueError, match="a test file without a train file"):
-        load_parts(DataOptions(test_file=test))
+        load_parts(LabelledDataOptions(test_file=test))
 
 
 @pytest.mark.parametrize("given", [{"problem_type": REGRESSION}, {"label_column": "score"}, {"label_names": ["a"]}])
 def test_options_without_effect_are_refused(tmp_path, given):
     with pytest.raises(ValueError, match=f"{next(iter(given))}=.*shipped corpus"):
-        load_parts(DataOptions(**given))
+        load_parts(LabelledDataOptions(**given))
     train = write_rows(tmp_path / "train.jsonl", [{"text": "x", "labels": 1}, {"text": "y", "labels": 2}])
     with pytest.raises(ValueError, match=r"label_names=\['a'\]: real values have no labels"):
-        load_parts(DataOptions(train_file=train, problem_type=REGRESSION, label_names=["a"]))
+        load_parts(LabelledDataOptions(train_file=train, problem_type=REGRESSION, label_names=["a"]))
 
 
 def test_real_values_are_read_for_regression(tmp_path):
@@ -301,29 +297,29 @@ def test_an_output_that_cannot_be_written_fails_before_the_work(tmp_path):
 def test_one_class_is_refused_before_anything_is_built(tmp_path):
     path = write_rows(tmp_path / "a.jsonl", [{"text": "x", "labels": "a"}, {"text": "y", "labels": "a"}])
     with pytest.raises(ValueError, match=r"the label 'a', so there is nothing to tell apart: add texts.*multi_label"):
-        load_parts(DataOptions(train_file=path))
-    options = DataOptions(train_file=path, problem_type=MULTI_LABEL, validation_size=0)
+        load_parts(LabelledDataOptions(train_file=path))
+    options = LabelledDataOptions(train_file=path, problem_type=MULTI_LABEL, validation_size=0)
     assert task_of(load_parts(options)["train"].features).labels == ["a"]
 
 
 def test_an_empty_path_is_never_the_shipped_corpus():
     for part in ("train_file", "validation_file", "test_file"):
         with pytest.raises(ValueError, match=r"an empty path names no file|without a train file"):
-            load_parts(DataOptions(**{part: ""}))
+            load_parts(LabelledDataOptions(**{part: ""}))
 
 
 def test_texts_of_train_in_other_parts_are_told(tmp_path, caplog):
     train = write_rows(tmp_path / "a.jsonl", [{"text": f"texte {i}", "labels": "ab"[i % 2]} for i in range(4)])
     test = write_rows(tmp_path / "b.jsonl", [{"text": "texte  1", "labels": "b"}, {"text": "neuf", "labels": "a"}])
     with caplog.at_level(logging.WARNING):
-        load_parts(DataOptions(train_file=train, test_file=test, validation_size=0))
+        load_parts(LabelledDataOptions(train_file=train, test_file=test, validation_size=0))
     assert "1 of 2 texts of test stand in train too, such as 'texte  1'" in caplog.text
 
 
 def test_how_files_are_stored_reaches_all_parts(tmp_path):
     path = tmp_path / "a.csv"
     path.write_bytes("text|labels\nété|oui\nun, deux|non\n".encode("cp1252"))
-    options = DataOptions(
+    options = LabelledDataOptions(
         train_file=str(path), test_file=str(path), validation_size=0, encoding="cp1252", delimiter="|"
     )
     assert [part["text"][:] for part in load_parts(options).values()] == [["été", "un, deux"]] * 2

@@ -1,11 +1,12 @@
 from pathlib import Path
 
 import pytest
+from accelerate import Accelerator
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.state import AcceleratorState, GradientState
 
 from fratrie import files
-from fratrie.training.launch import create_accelerator, open_run, sole_use
+from fratrie.training.launch import create_accelerator, open_inference, open_run, sole_use
 from fratrie.training.options import TrainingOptions
 
 CONFIGS = Path(__file__).parents[2] / "scripts" / "accelerate"
@@ -64,6 +65,16 @@ def test_config_files_are_understood_by_accelerate(file):
     assert config.num_processes == (1 if config.distributed_type == "NO" else 2)
     if config.distributed_type == "FSDP":
         assert config.fsdp_config["fsdp_version"] == 2
+
+
+def test_training_and_inference_end_what_they_opened(tmp_path, monkeypatch):
+    ended = []
+    monkeypatch.setattr(Accelerator, "end_training", lambda accelerator: ended.append(accelerator))
+    for opened in (open_run(TrainingOptions(str(tmp_path), report_to="none")), open_inference()):
+        with opened as accelerator:
+            assert not ended
+        assert ended.pop() is accelerator
+    assert not ended
 
 
 def test_a_folder_is_one_runs_from_beginning_to_end(tmp_path):

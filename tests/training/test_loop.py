@@ -7,6 +7,7 @@ from accelerate.state import AcceleratorState, GradientState
 from datasets import Dataset, IterableDataset
 from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
 
+from fratrie import FratrieEncoderConfig, FratrieEncoderForMaskedLM
 from fratrie.training import checkpoint
 from fratrie.training.loop import NonFiniteLossError, TrainingOptions, create_accelerator, train
 
@@ -407,6 +408,36 @@ def test_whole_configuration_is_kept(tmp_path):
     written = json.loads((tmp_path / "run_config.json").read_text())
     assert written["run"] == extra
     assert written["options"]["learning_rate"] == 1e-2 and written["processes"] == 1
+
+
+def tiny_encoder(model_class=FratrieEncoderForMaskedLM):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    return model_class(FratrieEncoderConfig(vocab_size=VOCAB, pad_token_id=0, **sizes))
+
+
+def test_the_code_goes_with_a_model_that_is_to_have_it(tmp_path):
+    """By the option, or because the model was loaded with it."""
+    run(tmp_path / "without", tiny_encoder(), max_steps=1)
+    assert not list((tmp_path / "without").glob("*.py"))
+    run(tmp_path / "with", tiny_encoder(), max_steps=1, export_code=True)
+    run(tmp_path / "again", FratrieEncoderForMaskedLM.from_pretrained(tmp_path / "with"), max_steps=1)
+    for folder in (tmp_path / "with", tmp_path / "again"):
+        references = json.loads((folder / "config.json").read_text())["auto_map"]
+        assert references["AutoModelForMaskedLM"] == "encoder.FratrieEncoderForMaskedLM"
+        assert {"encoder.py", "configuration.py"} < {path.name for path in folder.glob("*.py")}
+
+
+def test_code_that_cannot_go_with_a_model_is_said_before_the_first_step(tmp_path):
+    class Own(FratrieEncoderForMaskedLM):
+        pass
+
+    for model in (tiny_bert(), tiny_encoder(Own)):
+        with pytest.raises(ValueError, match=f"{type(model).__name__} is none of the models of fratrie"):
+            run(tmp_path, model, max_steps=1, export_code=True)
+    assert not (tmp_path / "run_config.json").exists()
+    run(tmp_path / "with", tiny_encoder(), max_steps=1, export_code=True)
+    run(tmp_path / "own", Own.from_pretrained(tmp_path / "with"), max_steps=1)  # its code is the user's to bring
+    assert not list((tmp_path / "own").glob("*.py"))
 
 
 def test_logs_to_tensorboard(tmp_path):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, BertConfig, PreTrainedTokenizerFast
 
+from fratrie import FratrieDecoderForCausalLM, FratrieEncoderForMaskedLM, FratrieSeq2SeqForConditionalGeneration
 from fratrie.tokenization import train_byte_level_bpe, train_character_tokenizer
 from fratrie.training.objective import Objective
 from fratrie.training.pretraining import (
@@ -184,6 +185,39 @@ def test_packed_loss_is_that_of_separate_documents(folder):
     parts = [loss(collator(columns_to_rows(maker({"text": [text]})))) for text in TEXTS]
     assert packed[1] == sum(count for _, count in parts)
     assert packed[0] == pytest.approx(sum(value for value, _ in parts), rel=1e-5)
+
+
+class Storyteller(FratrieDecoderForCausalLM):
+    """A user's own class: neither its name nor its forward says what it learns."""
+
+    def forward(self, *args, **kwargs):
+        return super().forward(*args, **kwargs)
+
+
+class Corrector(FratrieEncoderForMaskedLM):
+    pass
+
+
+class Summarizer(FratrieSeq2SeqForConditionalGeneration):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("objective", "model_type", "own_class"),
+    [("mlm", "encoder", Corrector), ("clm", "decoder", Storyteller), ("denoise", "seq2seq", Summarizer)],
+)
+def test_a_class_of_the_user_counts_its_targets_as_the_one_below_it(folder, objective, model_type, own_class):
+    tokenizer = open_tokenizer(folder, objective)
+    model = build_model(objective, new_config(model_type, SMALL, tokenizer, 64)).eval()
+    own = own_class(model.config).eval()
+    own.load_state_dict(model.state_dict())
+    ids = torch.randint(5, 300, (2, 6))
+    batch = {"input_ids": ids, "labels": ids.clone()}
+    counts = [Objective(each).count(batch) for each in (model, own)]
+    assert counts == [10, 10] if objective == "clm" else counts == [12, 12]
+    with torch.no_grad():
+        shares = [Objective(each).share(each, batch, counts[0], 3 * counts[0]) for each in (model, own)]
+    torch.testing.assert_close(*shares)
 
 
 @pytest.mark.parametrize("objective", ["mlm", "denoise"])

@@ -1,0 +1,157 @@
+"""Labelled texts to learn from or to score on: which files, how they are read, and how they are split."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Literal
+
+from datasets import Dataset, DatasetDict
+
+from fratrie.data.corpus import load_family_relations, split_by_respondent
+from fratrie.data.loading import load_labelled, load_values
+from fratrie.data.repeats import tell_overlap
+from fratrie.data.text_files import UTF8, TextFormat
+
+from .metrics import MULTI_LABEL, REGRESSION, SINGLE_LABEL
+from .options import ReadingOptions
+from .tasks import Task, task_of
+
+AnyProblemType = Literal["auto", "multi_label_classification", "single_label_classification", "regression"]
+
+
+@dataclass(kw_only=True)
+class LabelledDataOptions(ReadingOptions):
+    """Which texts to learn from, for `HfArgumentParser`; without files the shipped corpus."""
+
+    dataset: Literal["family_relations"] = field(
+        default="family_relations", metadata={"help": "The shipped corpus, learnt where no file is given."}
+    )
+    train_file: str | None = field(
+        default=None, metadata={"help": "Labelled texts: .txt (annotation format), .csv, .tsv, .jsonl, .parquet."}
+    )
+    validation_file: str | None = field(
+        default=None, metadata={"help": "Watched while training; by default a part of the train file."}
+    )
+    test_file: str | None = field(default=None, metadata={"help": "Scored once, at the end."})
+    validation_size: float = field(
+        default=0.1,
+        metadata={"help": "Share of train to watch: of its respondents, or of its rows if it names none; 0: no part."},
+    )
+    label_column: str = field(default="labels", metadata={"help": "Column of the labels or values."})
+    group_column: str | None = field(
+        default=None,
+        metadata={"help": "Column that names who speaks; by default `respondent` or `group`, if there is one."},
+    )
+    problem_type: AnyProblemType = field(
+        default="auto",
+        metadata={"help": "Several labels per text, one, or a real value; `auto` tells the first two from the data."},
+    )
+    label_names: list[str] | None = field(
+        default=None, metadata={"help": "All labels, in the order of the outputs; by default as the data say."}
+    )
+    max_length: int | None = field(
+        default=None, metadata={"help": "Tokens at most, longer texts are cut; by default what the model takes."}
+    )
+
+
+def read_labelled(
+    path: str | os.PathLike[str],
+    labels: Sequence[str] | None = None,
+    problem_type: AnyProblemType = "auto",
+    text_column: str = "text",
+    label_column: str = "labels",
+    group_column: str | None = None,
+    form: TextFormat = UTF8,
+) -> Dataset:
+    """Read a labelled file (annotation format, csv, tsv, jsonl, parquet).
+
+    Args:
+        path: the file.
+        labels: all label names in order; by default as the file says.
+        problem_type: `auto` tells several labels from one by the data; real values must be asked for.
+        text_column, label_column, group_column: column names, for all but the annotation format.
+        form: encoding and delimiter of the file.
+
+    Raises:
+        ValueError: wrong rows, each named; a missing column.
+        OSError: the file is missing or cannot be read.
+    """
+    if problem_type == REGRESSION:
+        return load_values(path, text_column, label_column, group_column, form)
+    several = None if problem_type == "auto" else problem_type == MULTI_LABEL
+    return load_labelled(path, labels, text_column, label_column, group_column, multi_label=several, form=form)
+
+
+def load_parts(options: LabelledDataOptions, seed: int = 0) -> DatasetDict:
+    """Labelled parts `train`, `validation` and `test`, those of them that exist.
+
+    Without a validation file a part of train becomes `validation`: whole respondents where the data name them,
+    single rows elsewhere, drawn by the seed; none of it with `validation_size=0`. Texts that stand in train and in
+    another part are logged.
+
+    Args:
+        options: say where the texts are and how to read them.
+        seed: of the split.
+
+    Raises:
+        ValueError: wrong rows, a test or validation file without a train file, too little to split or to tell apart.
+        OSError: a file is missing or cannot be read.
+    """
+    paths = {part: getattr(options, f"{part}_file") for part in ("train", "validation", "test")}
+    files = {part: path for part, path in paths.items() if path is not None}
+    columns = (options.text_column, options.label_column, options.group_column, options.text_format())
+    if not files:
+        refuse_options_of_files(options, "label_column", "group_column", "problem_type", "label_names")
+        parts = load_family_relations()
+    elif "train" not in files:
+        raise ValueError(f"a {' and '.join(files)} file without a train file: give --train_file too")
+    elif options.problem_type == REGRESSION and options.label_names:
+        raise ValueError(f"label_names={options.label_names!r}: real values have no labels, leave the names out")
+    else:
+        train = read_labelled(files.pop("train"), options.label_names, options.problem_type, *columns)
+        task = task_of(train.features)
+        _check_two_classes(task)
+        others = {part: read_labelled(path, task.labels, task.problem_type, *columns) for part, path in files.items()}
+        parts = DatasetDict(train=train, **others)
+    if "validation" not in parts and options.validation_size:
+        parts.update(_split(parts["train"], options.validation_size, seed))
+    for part in ("validation", "test"):
+        if part in parts:
+            tell_overlap(part, parts[part]["text"][:], parts["train"]["text"][:])
+    return parts
+
+
+def refuse_options_of_files(options: ReadingOptions, *more: str) -> None:
+    """Check that no option says how to read a file where no file is given.
+
+    Args:
+        options: of the script.
+        *more: names of further options that only make sense with a file.
+
+    Raises:
+        ValueError: names the first such option that was set.
+    """
+    for name in (*(each.name for each in fields(ReadingOptions)), *more):
+        if (value := getattr(options, name)) != getattr(type(options), name):
+            raise ValueError(f"{name}={value!r} says how a file is read, and the shipped corpus is none: omit it")
+
+
+def _check_two_classes(task: Task) -> None:
+    if task.problem_type == SINGLE_LABEL and len(task.labels) < 2:
+        raise ValueError(
+            f"all training texts have the label {task.labels[0]!r}, so there is nothing to tell apart: add texts of "
+            "other labels; if texts without it are the others, leave their cells empty and say --problem_type "
+            "multi_label_classification"
+        )
+
+
+def _split(train: Dataset, validation_size: float, seed: int) -> DatasetDict:
+    if "respondent" in train.column_names:
+        return split_by_respondent(train, validation_size, seed)
+    if len(train) < 2:
+        raise ValueError("one row cannot be split into train and validation; give more, or validation_size=0")
+    try:
+        halves = train.train_test_split(validation_size, seed=seed)
+    except ValueError as error:
+        raise ValueError(f"validation_size={validation_size} of {len(train)} rows: {error}") from error
+    return DatasetDict(train=halves["train"], validation=halves["test"])

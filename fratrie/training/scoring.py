@@ -1,0 +1,86 @@
+"""Logits and scores of a sentence classifier on encoded rows."""
+
+from collections.abc import Hashable, Sequence
+from typing import cast
+
+import numpy as np
+from accelerate import Accelerator
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
+
+from .bootstrap import f1_intervals
+from .encoding import EncodedRows
+from .evaluation import predict
+from .metrics import MULTI_LABEL, Scores, classification_scores, decide, probabilities
+from .tasks import Task
+
+
+def predict_logits(
+    model: PreTrainedModel,
+    accelerator: Accelerator,
+    rows: EncodedRows,
+    tokenizer: PreTrainedTokenizerBase,
+    batch_size: int,
+    progress: bool = False,
+) -> NDArray[np.float32]:
+    """Logits of every row, in the order of the rows, equal on all processes. Shape: (N, L)
+
+    Args:
+        model: a classifier.
+        accelerator: from `open_inference` or `open_run`.
+        rows: N rows from `encode`; batches hold rows of similar length.
+        tokenizer: pads the batches.
+        batch_size: rows per batch on one process.
+        progress: show a progress bar.
+
+    Raises:
+        ValueError: a logit is not finite, or the batch size is below 1.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size={batch_size} must be at least 1")
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i]["input_ids"]))
+    collator = DataCollatorWithPadding(tokenizer)
+    ordered = cast(Dataset, [rows[i] for i in order])
+    values, _ = predict(model, accelerator, ordered, collator, batch_size, progress)
+    logits = np.empty(tuple(values.shape), dtype=np.float32)
+    logits[order] = values.numpy()
+    if not np.isfinite(logits).all():
+        row = int(np.argwhere(~np.isfinite(logits))[0][0])
+        raise ValueError(f"the model gives NaN or infinity for row {row + 1}: its weights are damaged")
+    return logits
+
+
+def score_rows(
+    model: PreTrainedModel,
+    accelerator: Accelerator,
+    rows: EncodedRows,
+    tokenizer: PreTrainedTokenizerBase,
+    batch_size: int,
+    groups: Sequence[Hashable] | None = None,
+) -> Scores:
+    """Scores of a classifier on rows with labels, decided by the thresholds of its config.
+
+    Args:
+        model: a classifier.
+        accelerator: from `open_inference` or `open_run`.
+        rows: from `encode`, with their targets.
+        tokenizer: pads the batches.
+        batch_size: rows per batch on one process.
+        groups: who speaks in each row. With them, the scores of several labels per text also hold `f1_interval` and
+            `present_macro_f1_interval`: how far the F1 of each label, and the macro mean of the labels present, would
+            move with other speakers (95 %, bootstrap).
+
+    Raises:
+        ValueError: a logit is not finite, or the batch size is below 1.
+    """
+    task = Task.from_config(accelerator.unwrap_model(model).config)
+    logits = predict_logits(model, accelerator, rows, tokenizer, batch_size)
+    targets = np.asarray([row["labels"] for row in rows])
+    thresholds = getattr(accelerator.unwrap_model(model).config, "label_thresholds", None)
+    scores = classification_scores(logits, targets, task.problem_type, task.labels, thresholds)
+    if groups is not None and task.problem_type == MULTI_LABEL:
+        decisions = decide(probabilities(logits, MULTI_LABEL), thresholds)
+        by_label, macro = f1_intervals(decisions, targets, groups, task.labels)
+        scores |= {"f1_interval": by_label, "present_macro_f1_interval": macro}
+    return scores
