@@ -19,10 +19,27 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig
 
 from fratrie.modeling.configuration import FratrieConfig, FratrieDecoderConfig, FratrieEncoderConfig
+from fratrie.modeling.decoder import FratrieDecoderForSequenceClassification, FratrieDecoderModel
+from fratrie.modeling.encoder import (
+    FratrieEncoderForImageClassification,
+    FratrieEncoderForMaskedLM,
+    FratrieEncoderForSequenceClassification,
+    FratrieEncoderForTokenClassification,
+    FratrieEncoderModel,
+)
+from fratrie.modeling.seq2seq import FratrieSeq2SeqForConditionalGeneration, FratrieSeq2SeqModel
 from fratrie.modeling.stack import FratriePreTrainedModel
 
 States = dict[str, torch.Tensor]
 
+_BARE_MODELS = (FratrieEncoderModel, FratrieDecoderModel, FratrieSeq2SeqModel)
+_CLASSIFIERS = (
+    FratrieEncoderForSequenceClassification,
+    FratrieEncoderForTokenClassification,
+    FratrieEncoderForImageClassification,
+    FratrieDecoderForSequenceClassification,
+)
+_WITH_HEAD_FIELDS = (FratrieEncoderForMaskedLM, FratrieSeq2SeqForConditionalGeneration)
 # Fields of ours that no Hugging Face configuration has a word for, and that change neither weights nor outputs, except
 # by a rounding in half precision.
 _OURS_ALONE = frozenset(
@@ -182,7 +199,7 @@ class Head:
     @property
     def our_prefix(self) -> str:
         """Where our bare model lies within ours."""
-        return "" if self.ours.__name__.endswith("Model") else "model."
+        return "" if issubclass(self.ours, _BARE_MODELS) else f"{self.ours.base_model_prefix}."
 
 
 @dataclass(frozen=True)
@@ -452,8 +469,8 @@ def _written_out(ours: PreTrainedConfig) -> PreTrainedConfig:
 
 def _differences(ours: PreTrainedConfig, read_back: PreTrainedConfig, head: Head) -> list[str]:
     """Fields in which two of our configurations differ, as `name=value` of the first."""
-    free = frozenset() if "Classification" in head.ours.__name__ else _CLASSIFIER
-    if not head.ours.__name__.endswith(("ForMaskedLM", "ForConditionalGeneration")):
+    free = frozenset() if issubclass(head.ours, _CLASSIFIERS) else _CLASSIFIER
+    if not issubclass(head.ours, _WITH_HEAD_FIELDS):
         free |= _LANGUAGE_MODEL
     different = []
     for stack in ("", "encoder.", "decoder.") if getattr(ours, "encoder", None) else ("",):

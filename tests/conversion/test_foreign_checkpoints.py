@@ -15,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 import fratrie
 from fratrie import (
+    FratrieDecoderConfig,
     FratrieDecoderForCausalLM,
     FratrieEncoderConfig,
     FratrieEncoderForMaskedLM,
@@ -450,3 +451,60 @@ def test_the_start_token_of_t5_comes_back(tmp_path):
     assert back.config.decoder_start_token_id == 0
     ids = torch.tensor([[4, 5, 6]])
     assert torch.isfinite(back(input_ids=ids, labels=ids).loss)
+
+
+class WithTemperature(FratrieDecoderForCausalLM):
+    """As a user derives one."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.temperature = torch.nn.Parameter(torch.ones(1))
+
+
+class ScaledConfig(FratrieDecoderConfig):
+    model_type = "scaled_decoder"
+    scale: float = 2.0
+
+
+class Scaled(FratrieDecoderForCausalLM):
+    config_class = ScaledConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.scale = config.scale
+
+
+def test_a_users_class_loads_foreign_checkpoints(tmp_path):
+    theirs = save("GPT2LMHeadModel-0", tmp_path)
+    with pytest.raises(ValueError, match="GPT2LMHeadModel has no counterpart for the weights temperature"):
+        to_hf(WithTemperature.from_pretrained(tmp_path))
+    model, report = WithTemperature.from_pretrained(tmp_path, output_loading_info=True)
+    assert type(model) is WithTemperature and set(report["missing_keys"]) == {"temperature"}
+    expected = from_hf(theirs).state_dict()
+    assert all(torch.equal(model.state_dict()[name], weight) for name, weight in expected.items())
+
+
+def test_a_users_class_with_its_own_configuration_goes_there_and_back(tmp_path):
+    theirs = save("GPT2LMHeadModel-0", tmp_path)
+    model = Scaled.from_pretrained(tmp_path)
+    assert type(model) is Scaled and type(model.config) is ScaledConfig and model.scale == 2.0
+    assert Scaled.from_pretrained(tmp_path, scale=3.0).scale == 3.0
+    back = to_hf(model)
+    assert type(back) is type(theirs)
+    assert all(torch.equal(back.state_dict()[name], weight) for name, weight in theirs.state_dict().items())
+    with pytest.raises(ValueError, match="Scaled has no counterpart for model type 'bert'; FratrieEncoderModel"):
+        to_hf(model, "bert")
+
+
+def test_a_class_derived_from_hugging_faces_is_read_as_its_base():
+    class Theirs(BertModel):
+        pass
+
+    case = CASE["BertModel-0"]
+    assert type(from_hf(Theirs(case.recipe.their_config(**case.fields)))) is FratrieEncoderModel
+
+
+def test_a_class_that_a_checkpoint_defines_anew_is_known_by_its_name():
+    theirs = their_model(CASE["BertModel-0"], dtype=torch.float32)
+    theirs.__class__ = type("BertModel", (transformers.BertPreTrainedModel,), {})
+    assert type(from_hf(theirs)) is FratrieEncoderModel
