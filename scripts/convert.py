@@ -192,7 +192,7 @@ def _read_theirs(folder: Path, name: str, config: PreTrainedConfig) -> PreTraine
     except ValueError as error:
         raise ValueError(f"{error} Name one of them with --architecture.") from error
     check_memory(head.their_class, config)
-    model, report = load_checkpoint(head.ours, folder, output_loading_info=True)
+    model, report = load_checkpoint(head.ours, folder, config=config, output_loading_info=True)
     new = sorted(report["missing_keys"])
     if lost := [name for name in new if name.startswith(head.our_prefix) and not name.startswith("pooler.")]:
         raise ValueError(f"it lacks {len(lost)} weights of its body, such as {lost[0]}")

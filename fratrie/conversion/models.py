@@ -126,7 +126,12 @@ def to_hf(model: FratriePreTrainedModel, model_type: str | None = None) -> PreTr
 
 
 def load_checkpoint(
-    our_class: type[_Model], name: str | os.PathLike[str], config: PreTrainedConfig | None = None, **kwargs: Any
+    our_class: type[_Model],
+    name: str | os.PathLike[str],
+    config: PreTrainedConfig | str | os.PathLike[str] | None = None,
+    *,
+    their_fields: dict[str, Any] | None = None,
+    **kwargs: Any,
 ) -> Any:
     """Load a Hugging Face checkpoint into one of our classes; what `our_class.from_pretrained` does with it.
 
@@ -137,6 +142,7 @@ def load_checkpoint(
         our_class: the class to load into.
         name: folder or hub id of the checkpoint.
         config: our configuration, if it is not that of the checkpoint; or theirs, or the place of one.
+        their_fields: what the config.json of the checkpoint holds; by default it is read.
         **kwargs: as for `from_pretrained`; without `config`, fields of our configuration to change.
 
     Raises:
@@ -148,7 +154,7 @@ def load_checkpoint(
     if isinstance(config, (str, os.PathLike)):
         config = cast(PreTrainedConfig, AutoConfig.from_pretrained(config, trust_remote_code=False))
     is_theirs = getattr(config, "model_type", None) in RECIPES
-    their_config: Any = config if is_theirs else AutoConfig.from_pretrained(name, trust_remote_code=False, **hub)
+    their_config: Any = config if is_theirs else _their_config(name, their_fields, hub)
     if getattr(their_config, "quantization_config", None):
         raise ValueError(f"{name} is quantised: take the checkpoint that it was made of.")
     recipe, head = find_recipe(their_config.model_type, our_class)
@@ -167,8 +173,7 @@ def load_checkpoint(
         config = _read_config(recipe, head, theirs, missing)
         config = _as_class(cast(Any, our_class.config_class), config)
         config = config if is_theirs else _change_fields(config, kwargs)
-    states = {key: value for key, value in theirs.state_dict().items() if key not in missing}
-    states = recipe.read_weights(states, head, theirs.config)
+    states = recipe.read_weights(_take_states(theirs, missing), head, theirs.config)
     with _without_bars():  # theirs have been shown
         loaded = our_class.from_pretrained(None, config=config, state_dict=states, dtype=theirs.dtype, **kwargs)
     ours = loaded[0] if isinstance(loaded, tuple) else loaded
@@ -179,6 +184,18 @@ def load_checkpoint(
     ours.name_or_path = ours.config.name_or_path = str(name)
     _keep_generation_config(theirs, ours)
     return loaded
+
+
+def _their_config(
+    name: str | os.PathLike[str], their_fields: dict[str, Any] | None, hub: dict[str, Any]
+) -> PreTrainedConfig:
+    """Their configuration, made from fields that have been read, or else read by `AutoConfig`."""
+    if their_fields is not None:
+        their_class = RECIPES[their_fields["model_type"]].their_config
+        # AutoConfig takes a Mistral with types of layers for another family.
+        if "layer_types" not in their_fields.keys() - {f.name for f in fields(their_class)}:
+            return their_class.from_dict(their_fields, name_or_path=name)
+    return cast(PreTrainedConfig, AutoConfig.from_pretrained(name, trust_remote_code=False, **hub))
 
 
 def _load_theirs(
@@ -199,6 +216,13 @@ def _load_theirs(
         ) from error
     except KeyError as error:
         raise ValueError(f"{name}: its configuration names {error}, which transformers does not know.") from error
+
+
+def _take_states(model: PreTrainedModel, missing: Collection[str]) -> States:
+    """Take the weights of a model, but for the missing ones, out of it: then each is freed when it is dropped."""
+    states = {name: tensor for name, tensor in model.state_dict().items() if name not in missing}
+    model.to("meta")  # type: ignore[arg-type] # transformers wraps it
+    return states
 
 
 def _require_weights(model: PreTrainedModel) -> None:
@@ -259,7 +283,11 @@ def _build(
     **kwargs: Any,
 ) -> Any:
     """A model with these weights, which are all but the computed ones, in the dtype, place and mode of another."""
-    states = {name: tensor.clone() for name, tensor in states.items()}
+    shared = {tensor.untyped_storage().data_ptr() for tensor in like.state_dict().values()}
+    states = {
+        name: tensor.clone() if tensor.untyped_storage().data_ptr() in shared else tensor
+        for name, tensor in states.items()
+    }
     kwargs |= {"dtype": like.dtype, "ignore_mismatched_sizes": True, "output_loading_info": True}
     with _without_report(), _without_bars():
         loaded = model_class.from_pretrained(None, config=config, state_dict=states, **kwargs)
