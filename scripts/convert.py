@@ -37,6 +37,7 @@ from fratrie.conversion.recipe import Head, Recipe
 from fratrie.data.loading import load_texts
 from fratrie.export import carries_code
 from fratrie.files import held, new_folder
+from fratrie.modeling.base_configuration import FratrieBaseConfig
 from fratrie.training.cli import run
 from fratrie.training.model_folders import checkpoint_folder, load_config
 from fratrie.training.options import ReadingOptions, read_options
@@ -160,7 +161,7 @@ def _read(options: ConversionOptions) -> tuple[PreTrainedModel, Any, dict[Path, 
     modules = {name: folder / name for name in sentence_files(folder)}
     config = load_config(folder)
     name = options.architecture or (config.architectures or [""])[0]
-    is_ours = config.model_type.startswith("fratrie_")
+    is_ours = isinstance(config, FratrieBaseConfig)
     if options.to_hf and not is_ours:
         raise ValueError(f"{options.source} is no checkpoint of ours ({config.model_type}): omit --to_hf")
     if is_ours and not (options.to_hf or options.vocabulary or options.export_code):
@@ -191,7 +192,7 @@ def _read_theirs(folder: Path, name: str, config: PreTrainedConfig) -> PreTraine
     except ValueError as error:
         raise ValueError(f"{error} Name one of them with --architecture.") from error
     check_memory(head.their_class, config)
-    model, report = load_checkpoint(head.ours, folder, output_loading_info=True)
+    model, report = load_checkpoint(head.ours, folder, config=config, output_loading_info=True)
     new = sorted(report["missing_keys"])
     if lost := [name for name in new if name.startswith(head.our_prefix) and not name.startswith("pooler.")]:
         raise ValueError(f"it lacks {len(lost)} weights of its body, such as {lost[0]}")

@@ -46,22 +46,36 @@ _WEIGHT_ARGUMENTS = ("key_mapping", "state_dict", "use_safetensors", "variant")
 _logger = transformers_logging.get_logger()
 
 
-def find_recipe(model_type: str, class_name: str | None = None) -> tuple[Recipe, Head]:
-    """The recipe of a model type of Hugging Face, and its head of a class of theirs or ours (by default the bare one).
+def find_recipe(model_type: str, model_class: type[PreTrainedModel] | str | None = None) -> tuple[Recipe, Head]:
+    """Find the recipe of a family, and in it the head of a class.
+
+    A class that is derived from one of a head has that head. A class that the code of a checkpoint defines anew is
+    known by its name alone.
+
+    Args:
+        model_type: what Hugging Face calls the family.
+        model_class: a class of theirs or ours or its name; by default the bare model.
+
+    Returns:
+        The recipe and the head.
 
     Raises:
-        ValueError: when there is none.
+        ValueError: there is none.
     """
     if model_type not in RECIPES:
         raise ValueError(f"No recipe for model type {model_type!r}; there are {', '.join(RECIPES)}.")
     recipes = [recipes[model_type] for recipes in (RECIPES, STACK_RECIPES) if model_type in recipes]
     pairs = [(recipe, head) for recipe in recipes for head in recipe.heads]
-    for recipe, head in pairs:
-        if class_name in (None, head.theirs, head.ours.__name__):
-            return recipe, head
-    is_ours = str(class_name).startswith("Fratrie")
+    if model_class is None:
+        return pairs[0]
+    name, bases = (model_class, ()) if isinstance(model_class, str) else (model_class.__name__, model_class.__mro__)
+    for sought in (*bases, name):
+        for recipe, head in pairs:
+            if sought in (head.ours, head.their_class, head.ours.__name__, head.theirs):
+                return recipe, head
+    is_ours = FratriePreTrainedModel in bases
     known = ", ".join(head.ours.__name__ if is_ours else head.theirs for _, head in pairs)
-    raise ValueError(f"{class_name} has no counterpart for model type {model_type!r}; {known} have.")
+    raise ValueError(f"{name} has no counterpart for model type {model_type!r}; {known} have.")
 
 
 def from_hf(model: PreTrainedModel) -> FratriePreTrainedModel:
@@ -76,7 +90,7 @@ def from_hf(model: PreTrainedModel) -> FratriePreTrainedModel:
     if isinstance(model, FratriePreTrainedModel):
         raise ValueError(f"{type(model).__name__} is one of our models already: to_hf makes it one of theirs.")
     _require_weights(model)
-    recipe, head = find_recipe(model.config.model_type, type(model).__name__)
+    recipe, head = find_recipe(model.config.model_type, type(model))
     config = _read_config(recipe, head, model)
     ours = _build(head.ours, config, recipe.read_weights(model.state_dict(), head, model.config), model)
     _keep_generation_config(model, ours)
@@ -99,7 +113,7 @@ def to_hf(model: FratriePreTrainedModel, model_type: str | None = None) -> PreTr
     model_type = model_type or (model.config.foreign_fields or {}).get("model_type")
     if model_type is None:
         raise ValueError(f"This model was not converted: name the model_type to make it, of {', '.join(RECIPES)}.")
-    recipe, head = find_recipe(model_type, type(model).__name__)
+    recipe, head = find_recipe(model_type, type(model))
     config = recipe.write_config(model.config, head)
     states = recipe.write_weights(model.state_dict(), head, config)
     computed = recipe.computed_weights(head)
@@ -112,7 +126,12 @@ def to_hf(model: FratriePreTrainedModel, model_type: str | None = None) -> PreTr
 
 
 def load_checkpoint(
-    our_class: type[_Model], name: str | os.PathLike[str], config: PreTrainedConfig | None = None, **kwargs: Any
+    our_class: type[_Model],
+    name: str | os.PathLike[str],
+    config: PreTrainedConfig | str | os.PathLike[str] | None = None,
+    *,
+    their_fields: dict[str, Any] | None = None,
+    **kwargs: Any,
 ) -> Any:
     """Load a Hugging Face checkpoint into one of our classes; what `our_class.from_pretrained` does with it.
 
@@ -123,6 +142,7 @@ def load_checkpoint(
         our_class: the class to load into.
         name: folder or hub id of the checkpoint.
         config: our configuration, if it is not that of the checkpoint; or theirs, or the place of one.
+        their_fields: what the config.json of the checkpoint holds; by default it is read.
         **kwargs: as for `from_pretrained`; without `config`, fields of our configuration to change.
 
     Raises:
@@ -134,10 +154,10 @@ def load_checkpoint(
     if isinstance(config, (str, os.PathLike)):
         config = cast(PreTrainedConfig, AutoConfig.from_pretrained(config, trust_remote_code=False))
     is_theirs = getattr(config, "model_type", None) in RECIPES
-    their_config: Any = config if is_theirs else AutoConfig.from_pretrained(name, trust_remote_code=False, **hub)
+    their_config: Any = config if is_theirs else _their_config(name, their_fields, hub)
     if getattr(their_config, "quantization_config", None):
         raise ValueError(f"{name} is quantised: take the checkpoint that it was made of.")
-    recipe, head = find_recipe(their_config.model_type, our_class.__name__)
+    recipe, head = find_recipe(their_config.model_type, our_class)
     if recipe.renamed:
         weights.setdefault("key_mapping", dict(recipe.renamed))
     weights["dtype"] = kwargs.pop("dtype", kwargs.pop("torch_dtype", "auto"))
@@ -151,9 +171,9 @@ def load_checkpoint(
     missing = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}
     if config is None or is_theirs:
         config = _read_config(recipe, head, theirs, missing)
+        config = _as_class(cast(Any, our_class.config_class), config)
         config = config if is_theirs else _change_fields(config, kwargs)
-    states = {key: value for key, value in theirs.state_dict().items() if key not in missing}
-    states = recipe.read_weights(states, head, theirs.config)
+    states = recipe.read_weights(_take_states(theirs, missing), head, theirs.config)
     with _without_bars():  # theirs have been shown
         loaded = our_class.from_pretrained(None, config=config, state_dict=states, dtype=theirs.dtype, **kwargs)
     ours = loaded[0] if isinstance(loaded, tuple) else loaded
@@ -164,6 +184,18 @@ def load_checkpoint(
     ours.name_or_path = ours.config.name_or_path = str(name)
     _keep_generation_config(theirs, ours)
     return loaded
+
+
+def _their_config(
+    name: str | os.PathLike[str], their_fields: dict[str, Any] | None, hub: dict[str, Any]
+) -> PreTrainedConfig:
+    """Their configuration, made from fields that have been read, or else read by `AutoConfig`."""
+    if their_fields is not None:
+        their_class = RECIPES[their_fields["model_type"]].their_config
+        # AutoConfig takes a Mistral with types of layers for another family.
+        if "layer_types" not in their_fields.keys() - {f.name for f in fields(their_class)}:
+            return their_class.from_dict(their_fields, name_or_path=name)
+    return cast(PreTrainedConfig, AutoConfig.from_pretrained(name, trust_remote_code=False, **hub))
 
 
 def _load_theirs(
@@ -186,6 +218,13 @@ def _load_theirs(
         raise ValueError(f"{name}: its configuration names {error}, which transformers does not know.") from error
 
 
+def _take_states(model: PreTrainedModel, missing: Collection[str]) -> States:
+    """Take the weights of a model, but for the missing ones, out of it: then each is freed when it is dropped."""
+    states = {name: tensor for name, tensor in model.state_dict().items() if name not in missing}
+    model.to("meta")  # type: ignore[arg-type] # transformers wraps it
+    return states
+
+
 def _require_weights(model: PreTrainedModel) -> None:
     kind = type(model).__name__
     if not isinstance(model, PreTrainedModel):
@@ -197,6 +236,13 @@ def _require_weights(model: PreTrainedModel) -> None:
         raise ValueError(f"This {kind} is on the meta device: it has no weights to convert.")
     if any(type(weight.data) is not torch.Tensor for weight in model.parameters()):
         raise ValueError(f"This {kind} is quantised or split over devices: convert it as it was before.")
+
+
+def _as_class(config_class: type[PreTrainedConfig], config: PreTrainedConfig) -> PreTrainedConfig:
+    """A configuration in the class that a user derived from ours, whose further fields have their defaults."""
+    if type(config) is config_class:
+        return config
+    return config_class.from_dict({**config.to_dict(), "model_type": config_class.model_type})
 
 
 def _change_fields(config: PreTrainedConfig, kwargs: dict[str, Any]) -> PreTrainedConfig:
@@ -237,7 +283,11 @@ def _build(
     **kwargs: Any,
 ) -> Any:
     """A model with these weights, which are all but the computed ones, in the dtype, place and mode of another."""
-    states = {name: tensor.clone() for name, tensor in states.items()}
+    shared = {tensor.untyped_storage().data_ptr() for tensor in like.state_dict().values()}
+    states = {
+        name: tensor.clone() if tensor.untyped_storage().data_ptr() in shared else tensor
+        for name, tensor in states.items()
+    }
     kwargs |= {"dtype": like.dtype, "ignore_mismatched_sizes": True, "output_loading_info": True}
     with _without_report(), _without_bars():
         loaded = model_class.from_pretrained(None, config=config, state_dict=states, **kwargs)

@@ -8,7 +8,7 @@ and `Recipe.write_weights` between state dicts.
 import copy
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, cast
@@ -19,10 +19,27 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig
 
 from fratrie.modeling.configuration import FratrieConfig, FratrieDecoderConfig, FratrieEncoderConfig
+from fratrie.modeling.decoder import FratrieDecoderForSequenceClassification, FratrieDecoderModel
+from fratrie.modeling.encoder import (
+    FratrieEncoderForImageClassification,
+    FratrieEncoderForMaskedLM,
+    FratrieEncoderForSequenceClassification,
+    FratrieEncoderForTokenClassification,
+    FratrieEncoderModel,
+)
 from fratrie.modeling.pretrained import FratriePreTrainedModel
+from fratrie.modeling.seq2seq import FratrieSeq2SeqForConditionalGeneration, FratrieSeq2SeqModel
 
 States = dict[str, torch.Tensor]
 
+_BARE_MODELS = (FratrieEncoderModel, FratrieDecoderModel, FratrieSeq2SeqModel)
+_CLASSIFIERS = (
+    FratrieEncoderForSequenceClassification,
+    FratrieEncoderForTokenClassification,
+    FratrieEncoderForImageClassification,
+    FratrieDecoderForSequenceClassification,
+)
+_WITH_HEAD_FIELDS = (FratrieEncoderForMaskedLM, FratrieSeq2SeqForConditionalGeneration)
 # Fields of ours that no Hugging Face configuration has a word for, and that change neither weights nor outputs, except
 # by a rounding in half precision.
 _OURS_ALONE = frozenset(
@@ -182,7 +199,7 @@ class Head:
     @property
     def our_prefix(self) -> str:
         """Where our bare model lies within ours."""
-        return "" if self.ours.__name__.endswith("Model") else "model."
+        return "" if issubclass(self.ours, _BARE_MODELS) else f"{self.ours.base_model_prefix}."
 
 
 @dataclass(frozen=True)
@@ -333,36 +350,42 @@ class Recipe:
     def read_weights(self, states: Mapping[str, torch.Tensor], head: Head, theirs: PreTrainedConfig) -> States:
         """Our state dict from theirs, whose configuration is `theirs`; second names of tied weights are left out.
 
+        A tensor that nobody else holds is freed once ours is made from it.
+
         Raises:
             ValueError: names the weights for which the recipe has no line.
         """
         lines = self._lines(head, theirs)
-        ours, unknown = {}, {}
-        for name, tensor in states.items():
+        states = dict(states)
+        ours, unknown, known = {}, {}, set()
+        for name in list(states):
+            tensor = states.pop(name)
             for rule, their_pattern, our_patterns in lines:
                 if match := _fit(their_pattern, name):
                     parts = rule.read(tensor)
                     ours.update({_fill(p, match): part for p, part in zip(our_patterns, parts, strict=True)})
+                    known.add(tensor.data_ptr())
                     break
             else:
                 unknown[name] = tensor
-        _refuse_all_but_copies(unknown, states, f"{head.theirs}: {head.ours.__name__}")
+        _refuse_all_but_copies(unknown, known, f"{head.theirs}: {head.ours.__name__}")
         return ours
 
     def write_weights(self, states: Mapping[str, torch.Tensor], head: Head, theirs: PreTrainedConfig) -> States:
         """Their state dict from ours (as `read_weights`)."""
         lines = self._lines(head, theirs)
-        written, unknown = {}, {}
+        written, unknown, known = {}, {}, set()
         for name, tensor in states.items():
             for rule, their_pattern, our_patterns in lines:
                 match = next(filter(None, (_fit(pattern, name) for pattern in our_patterns)), None)
                 if match is not None:
                     parts = [states[_fill(pattern, match)] for pattern in our_patterns]
                     written[_fill(their_pattern, match)] = rule.write(parts)
+                    known.add(tensor.data_ptr())
                     break
             else:
                 unknown[name] = tensor
-        _refuse_all_but_copies(unknown, states, f"{head.ours.__name__}: {head.theirs}")
+        _refuse_all_but_copies(unknown, known, f"{head.ours.__name__}: {head.theirs}")
         return written
 
     def _lines(self, head: Head, theirs: PreTrainedConfig | None) -> list[tuple[Weight, str, list[str]]]:
@@ -452,8 +475,8 @@ def _written_out(ours: PreTrainedConfig) -> PreTrainedConfig:
 
 def _differences(ours: PreTrainedConfig, read_back: PreTrainedConfig, head: Head) -> list[str]:
     """Fields in which two of our configurations differ, as `name=value` of the first."""
-    free = frozenset() if "Classification" in head.ours.__name__ else _CLASSIFIER
-    if not head.ours.__name__.endswith(("ForMaskedLM", "ForConditionalGeneration")):
+    free = frozenset() if issubclass(head.ours, _CLASSIFIERS) else _CLASSIFIER
+    if not issubclass(head.ours, _WITH_HEAD_FIELDS):
         free |= _LANGUAGE_MODEL
     different = []
     for stack in ("", "encoder.", "decoder.") if getattr(ours, "encoder", None) else ("",):
@@ -475,9 +498,8 @@ def _seq2seq_fields(stack: str) -> frozenset[str]:
     return frozenset() if stack else frozenset({"share_embeddings", "scale_decoder_outputs", "decoder_start_token_id"})
 
 
-def _refuse_all_but_copies(unknown: States, states: Mapping[str, torch.Tensor], classes: str) -> None:
+def _refuse_all_but_copies(unknown: States, known: Collection[int], classes: str) -> None:
     """Raise a `ValueError` for tensors without a line in the recipe, but not for a tied weight's second name."""
-    known = {tensor.data_ptr() for name, tensor in states.items() if name not in unknown}
     strange = [name for name, tensor in unknown.items() if tensor.data_ptr() not in known]
     if strange:
         raise ValueError(f"{classes} has no counterpart for the weights {', '.join(strange)}.")

@@ -76,9 +76,10 @@ class FratriePreTrainedModel(PreTrainedModel):
             ValueError: for a checkpoint of another kind.
         """
         name = pretrained_model_name_or_path
-        model_type = _model_type_of(name, kwargs) if name and cls.foreign_loaders else ""
+        fields = _read_fields(name, kwargs) if name and cls.foreign_loaders else {}
+        model_type = str(fields.get("model_type") or "")
         if model_type in cls.foreign_loaders:
-            return cls.foreign_loaders[model_type](cls, name, *args, config=config, **kwargs)
+            return cls.foreign_loaders[model_type](cls, name, *args, config=config, their_fields=fields, **kwargs)
         own = cls.config_class.model_type if cls.config_class else ""
         if model_type and config is None and model_type != own:
             raise ValueError(
@@ -171,11 +172,11 @@ def _require_own_config(model_class: type[FratriePreTrainedModel], config: PreTr
         )
 
 
-def _model_type_of(name: str | os.PathLike[str], kwargs: dict[str, Any]) -> str:
-    """What the config.json of a checkpoint calls its model; empty without one, which loading will complain about."""
+def _read_fields(name: str | os.PathLike[str], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Read the config.json of a checkpoint; nothing without one, which loading will complain about."""
     place = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
     try:
         fields, _ = PreTrainedConfig.get_config_dict(name, **{key: kwargs[key] for key in place if key in kwargs})
     except OSError:
-        return ""
-    return str(fields.get("model_type") or "")
+        return {}
+    return fields

@@ -4,6 +4,8 @@ import json
 import shutil
 import subprocess
 import sys
+import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from transformers.utils import logging as transformers_logging
 
 import fratrie
 from fratrie import (
+    FratrieDecoderConfig,
     FratrieDecoderForCausalLM,
     FratrieEncoderConfig,
     FratrieEncoderForMaskedLM,
@@ -24,6 +27,7 @@ from fratrie import (
 )
 from fratrie.conversion import from_hf, to_hf
 from fratrie.conversion.models import RECIPES, STACK_RECIPES, find_recipe
+from fratrie.conversion.recipe import Weight
 
 FIRST = [case for case in CASES if case.fields is SPREAD[case.model_type][0]]
 CASE = {case.name: case for case in CASES}
@@ -450,3 +454,111 @@ def test_the_start_token_of_t5_comes_back(tmp_path):
     assert back.config.decoder_start_token_id == 0
     ids = torch.tensor([[4, 5, 6]])
     assert torch.isfinite(back(input_ids=ids, labels=ids).loss)
+
+
+class WithTemperature(FratrieDecoderForCausalLM):
+    """As a user derives one."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.temperature = torch.nn.Parameter(torch.ones(1))
+
+
+class ScaledConfig(FratrieDecoderConfig):
+    model_type = "scaled_decoder"
+    scale: float = 2.0
+
+
+class Scaled(FratrieDecoderForCausalLM):
+    config_class = ScaledConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.scale = config.scale
+
+
+def test_a_users_class_loads_foreign_checkpoints(tmp_path):
+    theirs = save("GPT2LMHeadModel-0", tmp_path)
+    with pytest.raises(ValueError, match="GPT2LMHeadModel has no counterpart for the weights temperature"):
+        to_hf(WithTemperature.from_pretrained(tmp_path))
+    model, report = WithTemperature.from_pretrained(tmp_path, output_loading_info=True)
+    assert type(model) is WithTemperature and set(report["missing_keys"]) == {"temperature"}
+    expected = from_hf(theirs).state_dict()
+    assert all(torch.equal(model.state_dict()[name], weight) for name, weight in expected.items())
+
+
+def test_a_users_class_with_its_own_configuration_goes_there_and_back(tmp_path):
+    theirs = save("GPT2LMHeadModel-0", tmp_path)
+    model = Scaled.from_pretrained(tmp_path)
+    assert type(model) is Scaled and type(model.config) is ScaledConfig and model.scale == 2.0
+    assert Scaled.from_pretrained(tmp_path, scale=3.0).scale == 3.0
+    back = to_hf(model)
+    assert type(back) is type(theirs)
+    assert all(torch.equal(back.state_dict()[name], weight) for name, weight in theirs.state_dict().items())
+    with pytest.raises(ValueError, match="Scaled has no counterpart for model type 'bert'; FratrieEncoderModel"):
+        to_hf(model, "bert")
+
+
+def test_a_class_derived_from_hugging_faces_is_read_as_its_base():
+    class Theirs(BertModel):
+        pass
+
+    case = CASE["BertModel-0"]
+    assert type(from_hf(Theirs(case.recipe.their_config(**case.fields)))) is FratrieEncoderModel
+
+
+def test_a_class_that_a_checkpoint_defines_anew_is_known_by_its_name():
+    theirs = their_model(CASE["BertModel-0"], dtype=torch.float32)
+    theirs.__class__ = type("BertModel", (transformers.BertPreTrainedModel,), {})
+    assert type(from_hf(theirs)) is FratrieEncoderModel
+
+
+@pytest.mark.parametrize("name", ["GPT2LMHeadModel-0", "Qwen2ForCausalLM-0", "BertModel-0"])
+def test_a_configuration_is_read_once(name, tmp_path, monkeypatch):
+    save(name, tmp_path)
+    read_files = []
+    read_json = transformers.PreTrainedConfig._dict_from_json_file
+    monkeypatch.setattr(
+        transformers.PreTrainedConfig,
+        "_dict_from_json_file",
+        lambda file: read_files.append(Path(file).name) or read_json(file),
+    )
+    CASE[name].head.ours.from_pretrained(tmp_path)
+    assert read_files.count("config.json") == 1
+
+
+def test_a_mistral_with_types_of_layers_is_of_another_family(tmp_path):
+    save("MistralForCausalLM-0", tmp_path)
+    config = read(tmp_path / "config.json") | {"layer_types": ["full_attention"] * 3}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="No recipe for model type 'ministral'"):
+        FratrieDecoderForCausalLM.from_pretrained(tmp_path)
+
+
+def test_a_weight_of_a_checkpoint_is_freed_once_ours_is_made_from_it(tmp_path, monkeypatch):
+    """Of which all matrices of GPT-2 are copies: the memory holds one model, not two."""
+    save("GPT2LMHeadModel-0", tmp_path)
+    sources, alive, read_tensor = [], [], Weight.read
+
+    def counted(rule, tensor):
+        alive.append(sum(source() is not None for source in sources))
+        if rule.transposed and tensor.ndim == 2:
+            sources.append(weakref.ref(tensor.untyped_storage()))
+        return read_tensor(rule, tensor)
+
+    monkeypatch.setattr(Weight, "read", counted)
+    FratrieDecoderForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert len(sources) == 12 and max(alive) <= 1
+
+
+@pytest.mark.parametrize("name", ["GPT2LMHeadModel-0", "Qwen2ForCausalLM-0"])
+def test_weights_that_the_recipe_has_copied_are_not_copied_again(name, monkeypatch):
+    ours, copied, clone = our_model(their_model(CASE[name])), [], torch.Tensor.clone
+
+    def copy(tensor):
+        copied.extend([] if tensor.is_meta else [tensor.shape])
+        return clone(tensor)
+
+    monkeypatch.setattr(torch.Tensor, "clone", copy)
+    to_hf(ours)
+    assert not copied
