@@ -461,9 +461,16 @@ def test_outputs_are_recorded_by_one_model_at_a_time(subject: Subject, monkeypat
 
 @every_subject
 @torch.no_grad()
-def test_the_same_input_gives_the_same_output(subject: Subject):
+def test_a_pass_leaves_no_trace(subject: Subject):
+    """Neither in the inputs, nor in the model: other batches in between change nothing, and nor does training mode."""
     model, inputs = subject.build(), subject.inputs()
-    assert torch.equal(model(**inputs)[0], model(**inputs)[0])
+    given = {name: x.clone() for name, x in inputs.items()}
+    expected = model(**inputs)[0]
+    model.train()(**{name: x[1:4].flip(0) for name, x in inputs.items()})
+    model.eval()(**subject.inputs("holes"))
+    assert torch.equal(model(**inputs)[0], expected)
+    assert all(torch.equal(x, given[name]) for name, x in inputs.items())
+    same_state(model, subject.build())
 
 
 @text_subjects
