@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from combinations import (
-    CASES,
     DECODER,
     ENCODER,
     LINEAR,
@@ -38,8 +37,8 @@ def has_bias(case: Case) -> bool:
     return any(config.position_type in BIASES for config in stack_configs(case.config()))
 
 
-WITHOUT_BIAS = [case for case in CASES if not has_bias(case)]
-WITH_BIAS = [case for case in CASES if has_bias(case)]
+WITHOUT_BIAS = [case for case in cases() if not has_bias(case)]
+WITH_BIAS = [case for case in cases() if has_bias(case)]
 
 
 def window(module: torch.nn.Module, sliding_window: int | None, queries: int, keys: int) -> torch.Tensor:

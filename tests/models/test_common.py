@@ -12,6 +12,7 @@ from combinations import (
     DECODER,
     ENCODER,
     HEADS,
+    IMAGE,
     LENGTHS,
     LINEAR,
     SEQ2SEQ,
@@ -30,14 +31,20 @@ from combinations import (
 from transformers.cache_utils import DynamicCache
 
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
+every_case_of_text = pytest.mark.parametrize("case", cases(), ids=str)
 every_sibling = pytest.mark.parametrize("sibling", SIBLINGS)
 every_head = pytest.mark.parametrize(
-    ("sibling", "head"), [(sibling, head) for sibling in SIBLINGS for head in HEADS[sibling]]
+    ("sibling", "head"), [(sibling, head) for sibling in HEADS for head in HEADS[sibling]]
 )
 
 
 def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 2e-5) -> None:
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+def lengths(case: Case) -> tuple[int, ...]:
+    """How many vectors pass each stack."""
+    return {SEQ2SEQ: (9, 7), IMAGE: (10,)}.get(case.sibling, (9,))
 
 
 def test_combinations_are_named_once_and_all_in_the_table():
@@ -50,13 +57,13 @@ def test_combinations_are_named_once_and_all_in_the_table():
 @every_case
 def test_output_shapes(case: Case):
     inputs = padded_inputs(case.sibling)
-    batch, length = output_mask(case.sibling, inputs).shape
+    shape = output_mask(case.sibling, inputs).shape
     config = case.config()
     with torch.no_grad():
         logits = case.build()(**inputs).logits
         states = case.build("base")(**inputs).last_hidden_state
-    assert logits.shape == (batch, length, config.vocab_size)
-    assert states.shape == (batch, length, stack_configs(config)[-1].hidden_size)
+    assert logits.shape == (*shape, config.num_labels if case.sibling == IMAGE else config.vocab_size)
+    assert states.shape == (shape[0], lengths(case)[-1], stack_configs(config)[-1].hidden_size)
     assert logits.isfinite().all() and states.isfinite().all()
     assert logits.std() > 0.05
 
@@ -92,33 +99,18 @@ def test_three_steps_lower_the_loss(case: Case):
 
 @every_case
 @torch.no_grad()
-def test_a_row_alone_equals_the_row_in_a_batch_padded_on_either_side(case: Case):
-    model = case.build()
-    caching = [{"use_cache": False}, {"use_cache": True}] if case.sibling != ENCODER else [{}]
+def test_a_row_alone_equals_the_row_in_a_batch_padded_on_either_side_by_any_token(case: Case):
+    model, caching = case.build(), [{}]
+    if case.sibling in (DECODER, SEQ2SEQ):
+        caching = [{"use_cache": False}, {"use_cache": True}]
     for kwargs in caching:
-        alone = [
-            model(**padded_inputs(case.sibling, rows=slice(row, row + 1)), **kwargs).logits[0]
-            for row in range(len(LENGTHS))
-        ]
+        rows = [padded_inputs(case.sibling, rows=slice(row, row + 1)) for row in range(len(LENGTHS))]
+        alone = torch.cat([model(**row, **kwargs).logits[output_mask(case.sibling, row)] for row in rows])
         for side in ("right", "left"):
             inputs = padded_inputs(case.sibling, side)
-            logits = model(**inputs, **kwargs).logits
-            for row, mask in enumerate(output_mask(case.sibling, inputs)):
-                close(logits[row][mask], alone[row])
-
-
-@every_case
-@torch.no_grad()
-def test_other_tokens_under_the_padding_change_nothing(case: Case):
-    model = case.build()
-    for side in ("right", "left"):
-        inputs = padded_inputs(case.sibling, side)
-        other = {name: x.clone() for name, x in inputs.items()}
-        other["input_ids"][other["attention_mask"] == 0] = 5
-        if case.sibling == SEQ2SEQ:
-            other["decoder_input_ids"][other["decoder_attention_mask"] == 0] = 5
-        mask = output_mask(case.sibling, inputs)
-        close(model(**other).logits[mask], model(**inputs).logits[mask])
+            for name in (name for name in inputs if name.endswith("input_ids")):
+                inputs[name][inputs[name.replace("input_ids", "attention_mask")] == 0] = 5
+            close(model(**inputs, **kwargs).logits[output_mask(case.sibling, inputs)], alone)
 
 
 @every_case
@@ -158,10 +150,10 @@ def test_hidden_states_are_one_a_layer_and_the_embeddings(case: Case):
     outputs = model(**inputs, output_hidden_states=True)
     if case.sibling == SEQ2SEQ:
         recorded = [outputs.encoder_hidden_states, outputs.decoder_hidden_states]
-        last, lengths = [outputs.encoder_last_hidden_state, outputs.last_hidden_state], (9, 7)
+        last = [outputs.encoder_last_hidden_state, outputs.last_hidden_state]
     else:
-        recorded, last, lengths = [outputs.hidden_states], [outputs.last_hidden_state], (9,)
-    for config, states, final, length in zip(stack_configs(model.config), recorded, last, lengths, strict=True):
+        recorded, last = [outputs.hidden_states], [outputs.last_hidden_state]
+    for config, states, final, length in zip(stack_configs(model.config), recorded, last, lengths(case), strict=True):
         assert len(states) == config.num_hidden_layers + 1
         assert {state.shape for state in states} == {(3, length, config.hidden_size)}
         assert torch.equal(states[-1], final)
@@ -184,7 +176,7 @@ def test_attentions_are_one_a_softmax_layer_and_sum_to_one(case: Case):
         full.layer_types = ["full_attention"] * decoder.num_hidden_layers
         check_attentions(full, outputs.cross_attentions, mask, input_mask, causal=False)
     else:
-        mask = inputs["attention_mask"].bool()
+        mask = inputs["attention_mask"].bool() if case.sibling != IMAGE else torch.ones(3, 10, dtype=torch.bool)
         check_attentions(model.config, outputs.attentions, mask, mask, causal=case.sibling == DECODER)
 
 
@@ -218,7 +210,7 @@ def test_attentions_and_hidden_states_do_not_change_the_output():
         close(recorded.logits[mask], plain.logits[mask])
 
 
-@every_case
+@every_case_of_text
 @torch.no_grad()
 def test_embeddings_as_input_equal_their_ids(case: Case):
     model = case.build()
@@ -297,7 +289,7 @@ def test_the_old_name_of_the_cache_is_accepted_by_the_decoders_classifier():
 
 @pytest.mark.parametrize(
     "case",
-    [case for case in CASES if getattr(case.config(), "share_embeddings", True)],
+    [case for case in cases() if getattr(case.config(), "share_embeddings", True)],
     ids=str,
 )
 def test_resized_embeddings_reload_and_take_new_tokens(case: Case, tmp_path):
@@ -354,11 +346,11 @@ def test_resizing_two_vocabularies_at_once_is_refused():
 
 
 COMPILED = ("encoder-alibi", "encoder-all_mixers", "decoder-all_mixers", "decoder-mixtral", "seq2seq-all_mixers")
-# An encoder-decoder compiles what its stacks compile: of it only what they do not show, and the default.
+# An encoder-decoder and images compile what stacks compile: of them only what they do not show, and the default.
 COMPILABLE = [
-    case
-    for case in CASES
-    if case.sibling != SEQ2SEQ or case.combination.siblings == (SEQ2SEQ,) or case.name in ("default", "all_mixers")
+    *cases(ENCODER, DECODER),
+    *(c for c in cases(SEQ2SEQ) if c.combination.siblings == (SEQ2SEQ,) or c.name in ("default", "all_mixers")),
+    *cases(IMAGE, names=("vit", "vit_rotary_experts")),
 ]
 
 
@@ -374,7 +366,7 @@ def test_forward_compiles_into_one_graph(case: Case):
         model.set_experts_implementation("batched_mm")
     inputs = padded_inputs(case.sibling)
     mask = output_mask(case.sibling, inputs)
-    kwargs = {} if case.sibling == ENCODER else {"use_cache": False}
+    kwargs = {"use_cache": False} if case.sibling in (DECODER, SEQ2SEQ) else {}
     # Run first without the compiler, which cannot trace the laying of the hooks that record router logits.
     expected = model(**inputs, **kwargs).logits
     compiled = torch.compile(model, fullgraph=True, backend="eager")
@@ -453,7 +445,7 @@ def test_packed_training_loss_equals_the_padded_one(case: Case):
     close(packed.loss, model(**padded).loss)
 
 
-@every_sibling
+@pytest.mark.parametrize("sibling", [*SIBLINGS, IMAGE])
 def test_the_loss_is_divided_by_the_number_of_targets_of_the_global_batch(sibling: str):
     model = case_of(sibling).build()
     inputs = training_inputs(sibling)
@@ -462,9 +454,9 @@ def test_the_loss_is_divided_by_the_number_of_targets_of_the_global_batch(siblin
     close(model(**inputs, num_items_in_batch=torch.tensor(4 * targets)).loss * 4, model(**inputs).loss)
 
 
-@every_sibling
+@pytest.mark.parametrize("sibling", [*SIBLINGS, IMAGE])
 def test_router_losses_join_the_loss_in_training_and_where_they_are_asked_for(sibling: str):
-    model = case_of(sibling, "shared_experts").build()
+    model = case_of(sibling, "vit_rotary_experts" if sibling == IMAGE else "shared_experts").build()
     inputs = training_inputs(sibling)
     evaluated, asked_for = (model(**inputs, output_router_logits=wanted) for wanted in (False, True))
     trained = model.train()(**inputs)
@@ -549,7 +541,7 @@ def test_decoder_inputs_from_labels_need_a_start_token():
         model(**training_inputs(SEQ2SEQ))
 
 
-@every_case
+@every_case_of_text
 @torch.no_grad()
 def test_later_tokens_do_not_change_earlier_outputs_of_a_decoder(case: Case):
     inputs = padded_inputs(case.sibling, rows=slice(0, 1))

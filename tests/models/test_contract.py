@@ -17,9 +17,8 @@ import pytest
 import torch
 import transformers
 from accelerate import cpu_offload, disk_offload
-from combinations import DECODER, ENCODER, HEADS, SEQ2SEQ, SIZES, Case, case_of, cases, stack_configs
+from combinations import DECODER, ENCODER, HEADS, IMAGE, SEQ2SEQ, SIZES, Case, case_of, cases, stack_configs
 from safetensors.torch import save_file
-from test_image_classification import VIT
 from transformers import AutoModel, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 from transformers.testing_utils import set_config_for_less_flaky_test
 from transformers.utils.output_capturing import CompileableContextVar
@@ -28,7 +27,6 @@ import fratrie
 from fratrie.modeling.positions import FratrieRotaryEmbedding
 
 BATCH, LENGTH, OUTPUT_LENGTH = 5, 7, 6
-IMAGE = "image"
 
 
 @dataclass(frozen=True)
@@ -98,13 +96,8 @@ def subjects_of(*chosen: Case) -> list[Subject]:
     ]
 
 
-IMAGES = Subject(
-    "image-vit",
-    fratrie.FratrieEncoderForImageClassification,
-    fratrie.FratrieEncoderConfig,
-    tuple((SIZES | VIT).items()),
-)
-PLAIN = [*subjects_of(*cases(names=("default",))), IMAGES]
+IMAGES = [subject for subject in subjects_of(case_of(IMAGE)) if not subject.is_base]
+PLAIN = [*subjects_of(*cases(names=("default",))), *IMAGES]
 LAYOUTS = ("llama", "t5", "all_mixers", "deepseek_router", "separate_untied", "token_types")
 SPREAD = [*PLAIN, *(s for s in subjects_of(*cases(names=LAYOUTS)) if s.name.endswith("-language_model"))]
 BASES = [
