@@ -21,27 +21,16 @@ from combinations import (
     pad,
     stack_configs,
 )
+from greedy import NEW, generate, prompts
 from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
 
-NEW = 8
 decoder_case = pytest.mark.parametrize("case", cases(DECODER), ids=str)
 seq2seq_case = pytest.mark.parametrize("case", cases(SEQ2SEQ), ids=str)
 generating_case = pytest.mark.parametrize("case", cases(DECODER, SEQ2SEQ), ids=str)
 softmax_decoder_case = pytest.mark.parametrize(
     "case", [case for case in cases(DECODER) if LINEAR not in layer_types(case.config())], ids=str
 )
-
-
-def generate(model: Any, inputs: dict[str, torch.Tensor], **kwargs: Any) -> Any:
-    """Greedy generation of a fixed number of tokens, unless told otherwise."""
-    settings = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False} | kwargs
-    return model.generate(**inputs, **settings)
-
-
-def prompts(lengths: tuple[int, ...] = (6, 6)) -> dict[str, torch.Tensor]:
-    ids, mask = pad(documents(lengths, seed=3), "left")
-    return {"input_ids": ids, "attention_mask": mask}
 
 
 @torch.no_grad()

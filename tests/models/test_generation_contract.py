@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 from combinations import DECODER, LINEAR, SEQ2SEQ, SIZES, SLIDING, Case, case_of, cases, documents, stack_configs
-from test_generation import NEW, generate, prompts
+from greedy import NEW, generate, prompts
 from torch._dynamo.utils import counters
 from transformers import CompileConfig
 from transformers.cache_utils import StaticCache

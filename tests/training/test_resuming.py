@@ -11,12 +11,11 @@ import torch
 from datasets import Dataset
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from test_loop import (
+from short_runs import (
     Killed,
     assert_equal_weights,
     bert_without_dropout,
     every_step,
-    fresh_accelerate,  # noqa: F401 (used by every test)
     killed_at,
     losses,
     multi_label,
