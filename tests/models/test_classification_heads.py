@@ -30,16 +30,6 @@ def test_every_combination_classifies_and_trains_every_parameter(case: Case, hea
             assert parameter.grad.abs().max() > 0, name
 
 
-@classifying_case
-@torch.no_grad()
-def test_a_sentence_is_classified_alike_alone_and_padded_on_either_side(case: Case):
-    model = case.build(HEAD)
-    alone = torch.cat([model(row[None]).logits for row in documents()])
-    for side in ("right", "left"):
-        logits = model(**padded_inputs(case.sibling, side)).logits
-        torch.testing.assert_close(logits, alone, rtol=2e-5, atol=2e-5)
-
-
 @sibling
 @pytest.mark.parametrize("pooling", ["first", "mean", "last"])
 @torch.no_grad()
