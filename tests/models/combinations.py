@@ -300,6 +300,28 @@ def case_of(sibling: str, name: str | None = None) -> Case:
     return case
 
 
+def choices(case: Case) -> set[Any]:
+    """What a case chooses: the values of its fields, numbers only as given or not, and how its layers attend."""
+    found: set[Any] = set()
+    for stack in stack_configs(case.config()):
+        for name, value in stack.to_dict().items():
+            for each in value if isinstance(value, list) else [value]:
+                kind = each if isinstance(each, str) else str(sorted(each)) if isinstance(each, dict) else bool(each)
+                found.add((name, kind))
+        groups = stack.num_attention_heads // stack.num_key_value_heads
+        found |= {("groups", groups > 1), *((case.sibling, stack.position_type, kind) for kind in stack.layer_types)}
+    return found
+
+
+def spread(chosen: list[Case]) -> list[Case]:
+    """Few of these cases that make every choice that any of them makes, for tests that take long."""
+    left, few = set().union(*map(choices, chosen)), []
+    while left:
+        few.append(max(chosen, key=lambda case: len(left & choices(case))))
+        left -= choices(few[-1])
+    return few
+
+
 # Lengths of the documents of a batch (of its inputs, for an encoder-decoder), and of an encoder-decoder's outputs.
 LENGTHS, OUTPUT_LENGTHS = (9, 6, 3), (5, 7, 2)
 Documents = list[torch.Tensor]

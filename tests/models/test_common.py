@@ -25,6 +25,7 @@ from combinations import (
     markdown_table,
     output_mask,
     padded_inputs,
+    spread,
     stack_configs,
     training_inputs,
 )
@@ -345,19 +346,16 @@ def test_resizing_two_vocabularies_at_once_is_refused():
         model.resize_token_embeddings(80)
 
 
-COMPILED = ("encoder-alibi", "encoder-all_mixers", "decoder-all_mixers", "decoder-mixtral", "seq2seq-all_mixers")
 # An encoder-decoder and images compile what stacks compile: of them only what they do not show, and the default.
 COMPILABLE = [
-    *cases(ENCODER, DECODER),
+    *spread(cases(ENCODER, DECODER)),
     *(c for c in cases(SEQ2SEQ) if c.combination.siblings == (SEQ2SEQ,) or c.name in ("default", "all_mixers")),
     *cases(IMAGE, names=("vit", "vit_rotary_experts")),
 ]
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, id=str(case), marks=() if str(case) in COMPILED else pytest.mark.slow) for case in COMPILABLE],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", COMPILABLE, ids=str)
 @torch.no_grad()
 def test_forward_compiles_into_one_graph(case: Case):
     torch._dynamo.reset()

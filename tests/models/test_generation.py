@@ -19,6 +19,7 @@ from combinations import (
     documents,
     layer_types,
     pad,
+    spread,
     stack_configs,
 )
 from greedy import NEW, generate, prompts
@@ -415,24 +416,17 @@ def generate_batch(model: Any, texts: list[list[int]]) -> list[Any]:
     return list(outputs.values())
 
 
-CONTINUOUS = ("llama-sdpa", "sliding_full-sdpa", "mixtral-sdpa", "sliding_full-eager")
+SERVED = spread([case for case in cases(DECODER) if served(case.config())])
 
 
 @pytest.mark.parametrize(
     ("case", "implementation"),
     [
-        pytest.param(
-            case,
-            implementation,
-            id=f"{case}-{implementation}",
-            marks=() if f"{case.name}-{implementation}" in CONTINUOUS else pytest.mark.slow,
-        )
-        for case in cases(DECODER)
-        if served(case.config())
-        for implementation in ("sdpa", "eager")
-        # What a configuration adds is the same to both, so three are enough of the second.
-        if implementation == "sdpa" or case.name in ("llama", "sliding_full", "mixtral")
+        *((case, "sdpa") for case in SERVED),
+        # What a configuration adds is the same to both, so few are enough of the second.
+        *((case, "eager") for case in cases(DECODER, names=("llama", "sliding_full", "mixtral"))),
     ],
+    ids=str,
 )
 def test_continuous_batching_equals_generate(case: Case, implementation: str):
     model = case.build(attn_implementation=implementation)

@@ -131,8 +131,11 @@ def test_all_processes_stop_at_a_loss_that_is_not_finite(tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="with GPUs these launches are right")
 def test_launches_that_would_go_wrong_silently(tmp_path):
-    code, errors, report = launched(tmp_path / "one", "--cpu", "--num_processes", "2")
-    assert code != 0 and report is None
+    (tmp_path / "say.py").write_text("import json, os\nprint(json.dumps(dict(os.environ)))\n")
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
+    said = subprocess.run([*launch, tmp_path / "say.py"], capture_output=True, text=True, check=True, timeout=300)
+    code, errors, report = forked(tmp_path / "one", 1, json.loads(said.stdout.splitlines()[-1]))
+    assert code == 2 and report is None
     assert "error: several processes were asked for" in errors
     code, errors, report = forked(tmp_path / "two", 2, {"ACCELERATE_USE_FSDP": "true"})
     assert code == 2 and report is None
