@@ -115,6 +115,7 @@ def walked_fields(case):
     return own if case.name in WALKED_WHOLE else [name for name in own if name in READ_BY_HEADS | heads]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", FIRST, ids=[case.name for case in FIRST])
 def test_each_field_is_followed_or_refused(case):
     wrong, refused = {}, set()

@@ -345,6 +345,7 @@ def test_other_folders_are_left_to_hugging_face(config, tmp_path):
         FratrieEncoderModel.from_pretrained(tmp_path / "absent")
 
 
+@pytest.mark.slow
 def test_a_foreign_checkpoint_leaves_no_trace_in_our_own(bert, tmp_path):
     model = FratrieEncoderForMaskedLM.from_pretrained(bert / "mlm")
     model.save_pretrained(tmp_path / "ours")

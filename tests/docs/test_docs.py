@@ -97,7 +97,14 @@ def run_as_doctest(code, namespace, name, line):
     namespace.update(test.globs)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=page.stem, marks=pytest.mark.ecosystem if page.stem == "ecosystem" else ())
+        for page in PAGES
+    ],
+)
 def test_every_block_of_a_page_runs_and_prints_what_stands_there(page, tmp_path, monkeypatch):
     for name in ("scripts", "fratrie"):
         (tmp_path / name).symlink_to(ROOT / name)

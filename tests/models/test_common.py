@@ -395,6 +395,7 @@ def test_packed_documents_equal_separate_ones_with_the_default_use_of_the_cache(
         assert packed.cache is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sibling", [ENCODER, DECODER])
 @pytest.mark.parametrize("name", ["default", "linear"])
 @pytest.mark.parametrize("said_by", ["position_ids", "cu_seq_lens"])

@@ -515,6 +515,7 @@ def test_a_prompt_read_in_chunks_gives_the_same_text(sibling, name):
     assert torch.equal(chunked, model.generate(ids, use_cache=False, **options))
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_linear_layers_of_an_encoder_decoder_generate_compiled():
     model = case_of(SEQ2SEQ, "linear").build(num_hidden_layers=1, layer_types=["linear_attention"])

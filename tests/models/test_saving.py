@@ -382,6 +382,7 @@ print("equal", len(sys.argv) - 2)
 """
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_every_head_gives_the_same_output_in_a_fresh_process(tmp_path):
     names = []

@@ -237,6 +237,7 @@ def test_a_read_only_folder_is_known_before_training(train, tmp_path, monkeypatc
     assert err == f"error: cannot write to {locked}: Permission denied; choose another --output_dir\n"
 
 
+@pytest.mark.slow
 def test_as_a_command(tmp_path):
     def run(*arguments):
         return run_forked(SCRIPT, *arguments)

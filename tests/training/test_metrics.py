@@ -289,6 +289,7 @@ print(json.dumps(metric.compute(labels=["a", "b", "c"])))
 """
 
 
+@pytest.mark.slow
 def test_evaluate_loads_the_local_metric_offline_and_counts_the_same(tmp_path):
     import json
 
