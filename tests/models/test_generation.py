@@ -90,16 +90,11 @@ def test_dynamic_static_and_no_cache_give_the_same_scores(case: Case):
 @pytest.mark.parametrize(
     "case", [case for case in cases(SEQ2SEQ) if LINEAR in layer_types(case.config().decoder)], ids=str
 )
-def test_static_caches_of_an_encoder_decoder_with_linear_layers_work_or_are_refused_by_name(case: Case):
+def test_static_caches_of_an_encoder_decoder_with_linear_layers_give_the_same(case: Case):
     model = case.build()
     inputs = prompts((6, 4))
     expected = generate(model, inputs, use_cache=False)
-    try:
-        outputs = generate(model, inputs, cache_implementation="static")
-    except ValueError as error:
-        assert "linear" in str(error) and "static" in str(error)
-    else:
-        assert torch.equal(outputs, expected)
+    assert torch.equal(generate(model, inputs, cache_implementation="static"), expected)
 
 
 @generating_case
@@ -274,18 +269,11 @@ def test_prompt_lookup_and_assisted_decoding_equal_greedy_decoding(case: Case):
 
 
 @pytest.mark.parametrize("case", [case for case in cases(DECODER) if LINEAR in layer_types(case.config())], ids=str)
-def test_assisted_decoding_of_linear_attention_is_right_or_refused_by_name(case: Case):
+def test_assisted_decoding_of_linear_attention_is_refused_by_name(case: Case):
     """A recurrent state cannot forget the candidates that were refused."""
-    model = case.build()
     ids = documents((4,), seed=3)[0].repeat(3)[None]
-    kwargs = {"max_new_tokens": 12, "min_new_tokens": 0, "eos_token_id": None}
-    expected = generate(model, {"input_ids": ids}, **kwargs)
-    try:
-        outputs = generate(model, {"input_ids": ids}, prompt_lookup_num_tokens=3, **kwargs)
-    except ValueError as error:
-        assert "cache" in str(error).lower()
-    else:
-        assert torch.equal(outputs, expected)
+    with pytest.raises(ValueError, match=r"^Assisted decoding requires a cache that can be cropped"):
+        generate(case.build(), {"input_ids": ids}, prompt_lookup_num_tokens=3)
 
 
 def elements(cache: DynamicCache) -> list[int]:
