@@ -25,7 +25,7 @@ from fratrie import FratrieDecoderConfig, FratrieEncoderConfig, FratrieSeq2SeqCo
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-IS_SCRIPT = re.compile(r"python scripts/[^|>&;]*$").match
+IS_SCRIPT = re.compile(r"python (scripts/|-m )[^|>&;]*$").match
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -44,7 +44,7 @@ def blocks_of(page):
 
 
 def pieces_of(code):
-    """The code of a block in pieces: each command that calls a script, and the lines between them."""
+    """The code of a block in pieces: each command that calls a script or module, and the lines between them."""
     lines = code.replace("\\\n", " ").splitlines()
     pieces = []
     for line in lines:
@@ -58,14 +58,19 @@ def pieces_of(code):
 
 
 def run_script(arguments, monkeypatch):
-    """Run a script in this process, which has read the libraries already: what a shell would do, in less time."""
+    """Run a script or module as a shell would, but in this process, which has read the libraries already."""
     printed = io.StringIO()
+    if of_module := arguments[0] == "-m":
+        arguments = arguments[1:]
     AcceleratorState._reset_state(True)
     GradientState._reset_state()
     monkeypatch.setattr(sys, "argv", arguments)
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         try:
-            runpy.run_path(arguments[0], run_name="__main__")
+            if of_module:
+                runpy.run_module(arguments[0], run_name="__main__")
+            else:
+                runpy.run_path(arguments[0], run_name="__main__")
         except SystemExit as stop:
             assert not stop.code, printed.getvalue()
     return printed.getvalue()
