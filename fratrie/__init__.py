@@ -20,9 +20,9 @@ from .modeling.encoder import (
     FratrieEncoderForTokenClassification,
     FratrieEncoderModel,
 )
+from .modeling.pretrained import FratriePreTrainedModel
 from .modeling.seq2seq import FratrieSeq2SeqForConditionalGeneration, FratrieSeq2SeqModel
 from .modeling.seq2seq_configuration import FratrieSeq2SeqConfig
-from .modeling.stack import FratriePreTrainedModel
 from .pipelines.registration import register_pipelines
 from .presets import PRESETS, preset
 

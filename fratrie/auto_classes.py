@@ -26,8 +26,8 @@ from .modeling.encoder import (
     FratrieEncoderForTokenClassification,
     FratrieEncoderModel,
 )
+from .modeling.pretrained import FratriePreTrainedModel
 from .modeling.seq2seq import FratrieSeq2SeqForConditionalGeneration, FratrieSeq2SeqModel
-from .modeling.stack import FratriePreTrainedModel
 
 # Auto classes and what they load. `transformers serve` tries the decision door first, and knows behind it only the
 # classes of transformers itself; to Hugging Face any model of the next token can decide.

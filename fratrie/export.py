@@ -13,7 +13,7 @@ from transformers.utils import CONFIG_NAME
 
 from .auto_classes import AUTO_CLASSES
 from .files import write_text
-from .modeling.stack import FratriePreTrainedModel
+from .modeling.pretrained import FratriePreTrainedModel
 from .pipelines.family_relations import FamilyRelationsPipeline, label_columns
 from .pipelines.text2text_generation import Text2TextGenerationPipeline
 from .pipelines.text_pipeline import TextPipeline

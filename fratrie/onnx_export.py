@@ -13,7 +13,7 @@ from torch import nn
 from transformers.cache_utils import DynamicCache
 
 from .modeling.decoder import FratrieDecoderForCausalLM
-from .modeling.stack import FratriePreTrainedModel
+from .modeling.pretrained import FratriePreTrainedModel
 
 # Sizes of the traced example. A size of 0 or 1 would become a constant of the graph.
 _BATCH, _LENGTH, _PAST = 2, 3, 5
@@ -36,14 +36,17 @@ def export_onnx(model: FratriePreTrainedModel, file: str | os.PathLike[str]) -> 
         file: where to write; weights of more than two gigabytes lie in a second file beside it.
 
     Raises:
-        ValueError: for an encoder-decoder, and for a cache of linear attention, which is no list of keys and values.
+        ValueError: for an encoder-decoder, and for a cache that is no list of keys and values, as of linear attention.
     """
     config = model.config
     if config.is_encoder_decoder:
         raise ValueError(f"export_onnx cannot take {type(model).__name__}: give it the model's get_encoder().")
     continues = isinstance(model, FratrieDecoderForCausalLM)
-    if continues and "linear_attention" in config.layer_types:
-        raise ValueError(f"export_onnx knows no cache of linear attention, but layer_types={config.layer_types}.")
+    if continues and not all(mixer.keeps_tokens for mixer in config.mixers):
+        raise ValueError(
+            f"export_onnx knows caches of keys and values, but not all of mixer_types={config.mixer_types} keep them: "
+            "export a decoder of softmax attention."
+        )
     with _ready_for_export(model):
         inputs, dynamic_shapes = _example(model)
         outputs = ["logits" if hasattr(model, "model") else "last_hidden_state"]

@@ -4,16 +4,15 @@ A multiply-add counts as two; norms, activations, softmax and look-ups count not
 `torch.utils.flop_counter`. Attention counts the full matrix of scores, as kernels without block skipping compute it,
 whether or not a mask hides half of it.
 
-Shapes: B rows, T tokens a row, S tokens of a row of the source, H query heads, C head size, W = C + 1.
+Shapes: B rows, T tokens per row, S tokens per row of the source.
 """
 
 from torch import nn
 from transformers import PreTrainedConfig
 
-from ..modeling.attention import CrossAttention, Mixer, SoftmaxAttention
+from ..modeling.attention import CrossAttention
 from ..modeling.experts import MixtureOfExperts
-from ..modeling.latent_attention import LatentAttention
-from ..modeling.linear_attention import LinearAttention, chunks
+from ..modeling.mixer import Mixer
 from .parameters import build_on_meta, require_positive
 
 
@@ -27,7 +26,7 @@ def forward_flops(config: PreTrainedConfig, batch_size: int, length: int, source
         source_length: tokens S a row of the encoder in a seq2seq model; `length` by default.
 
     Raises:
-        ValueError: for a mixer whose operations are not known here, and for less than one row or token.
+        ValueError: for a mixer that does not say, and for less than one row or token.
     """
     source = length if source_length is None else source_length
     require_positive(batch_size=batch_size, length=length, source_length=source)
@@ -80,26 +79,11 @@ def _module_flops(module: nn.Module, tokens: int, source: int) -> int:
             router = module.router
             an_expert = sum(weight.numel() for weight in module.experts.parameters()) // router.num_experts
             return 2 * tokens * (router.weight.numel() + router.top_k * an_expert)
-        case LatentAttention():
-            return 2 * tokens * tokens * module.config.num_attention_heads * (sum(module.sizes) + module.value_size)
-        case SoftmaxAttention():
-            keys = source if isinstance(module, CrossAttention) else tokens
-            return 4 * tokens * keys * module.q_proj.out_features
-        case LinearAttention():
-            return _linear_attention_flops(module, tokens)
+        case CrossAttention():
+            return module.score_flops(tokens, source)
         case Mixer():
-            raise ValueError(f"The operations of a {type(module).__name__} have no formula here.")
+            return module.flops(tokens)
     return 0
-
-
-def _linear_attention_flops(mixer: LinearAttention, length: int) -> int:
-    """Two products with the state a token, and where causal two within its chunk, padding included."""
-    width, head = mixer.q_proj.out_features, mixer.head_dim
-    if not mixer.is_causal:
-        return 4 * length * width * (head + 1)
-    number, size = chunks(length, mixer.config.linear_chunk_size)
-    within = 2 * size * (width + width // head * (head + 1))
-    return number * size * (4 * width * (head + 1) + within)
 
 
 def _flops_without_gradient(module: nn.Module, length: int) -> int:

@@ -4,10 +4,12 @@ Shapes: T tokens a row, S keys, H query heads, K key-value heads, C head size, D
 V vocabulary.
 """
 
+from typing import Any
+
 import torch
 from transformers import PreTrainedConfig
 
-from ..modeling.linear_attention import chunks
+from ..modeling.attention import CrossAttention
 from .parameters import build_on_meta, require_positive
 
 # Numbers that an activation keeps for each of its own: its input, but nothing where its output tells the gradient, and
@@ -35,23 +37,19 @@ def cache_bytes(
         source_length: tokens a row of the encoder in a seq2seq model; `length` by default.
 
     Raises:
-        ValueError: for a layer type whose memory is not known here, and for less than one row or token.
+        ValueError: for a mixer that does not say, and for less than one row or token.
     """
     source = length if source_length is None else source_length
     require_positive(batch_size=batch_size, length=length, source_length=source)
     if config.model_type == "fratrie_encoder":
         return 0
-    stack = config.decoder if config.model_type == "fratrie_seq2seq" else config
-    a_token = 2 * stack.num_key_value_heads * stack.head_dim * dtype.itemsize
-    state = stack.num_attention_heads * stack.head_dim * (stack.head_dim + 1)
-    kept = {
-        "full_attention": length * _full_attention_numbers_kept(stack) * dtype.itemsize,
-        "sliding_attention": min(length, (stack.sliding_window or 1) - 1) * a_token,
-        "linear_attention": state * torch.promote_types(torch.float32, dtype).itemsize,
-    }
-    _require_known(stack)
-    cross = len(stack.layer_types) * source * a_token if stack.add_cross_attention else 0
-    return batch_size * (sum(kept[layer_type] for layer_type in stack.layer_types) + cross)
+    stack: Any = config.decoder if config.model_type == "fratrie_seq2seq" else config
+    kept = sum(
+        mixer.cache_bytes(stack, layer_type, length, dtype)
+        for mixer, layer_type in zip(stack.mixers, stack.layer_types, strict=True)
+    )
+    cross = source * CrossAttention.numbers_kept(stack) * dtype.itemsize if stack.add_cross_attention else 0
+    return batch_size * (kept + len(stack.layer_types) * cross)
 
 
 def activation_bytes(
@@ -87,25 +85,25 @@ def activation_bytes(
     buckets of distances are not counted, up to 1.09 times (96 and 512 tokens).
 
     Raises:
-        ValueError: for a layer type whose memory is not known here, and for less than one row or token.
+        ValueError: for a mixer that does not say, and for less than one row or token.
     """
     source = length if source_length is None else source_length
     require_positive(batch_size=batch_size, length=length, source_length=source)
-    stacks = [(config, length)]
+    stacks: list[tuple[Any, int]] = [(config, length)]
     if config.model_type == "fratrie_seq2seq":
         stacks = [(config.encoder, source), (config.decoder, length)]
     total = 0.0
     for stack, tokens in stacks:
-        _require_known(stack)
         branches = 3 if getattr(stack, "add_cross_attention", False) else 2
         slots = [f"{branch}_{side}_norm" for branch in ("mixer", "feed_forward") for side in ("input", "output")]
         slots += slots[:2] * (branches - 2)  # those of cross-attention follow the mixer's
         norms = sum(getattr(stack, slot) is not None for slot in slots)
         dropouts = branches * bool(stack.hidden_dropout)
-        for layer_type, mlp_type in zip(stack.layer_types, stack.mlp_layer_types, strict=True):
-            numbers = _mixer_numbers(stack, layer_type, tokens, dtype) + norms * stack.hidden_size
+        layers = zip(stack.mixers, stack.layer_types, stack.mlp_layer_types, strict=True)
+        for mixer, layer_type, mlp_type in layers:
+            numbers = mixer.activation_numbers(stack, layer_type, tokens, dtype) + norms * stack.hidden_size
             if branches == 3:
-                numbers += _attention_numbers(stack, source / tokens)
+                numbers += CrossAttention.projection_numbers(stack, source / tokens)
             feed_forward, masks = _feed_forward_numbers(stack, mlp_type)
             total += tokens * ((numbers + feed_forward) * dtype.itemsize + masks + dropouts * stack.hidden_size)
         ends = sum(norm is not None for norm in (stack.embedding_norm, stack.final_norm))
@@ -113,51 +111,6 @@ def activation_bytes(
             total += stack.num_channels * stack.image_size**2 * dtype.itemsize
         total += tokens * stack.hidden_size * (ends * dtype.itemsize + bool(stack.embedding_dropout))
     return batch_size * round(total + length * _head_bytes(config, dtype))
-
-
-def _full_attention_numbers_kept(stack: PreTrainedConfig) -> int:
-    if stack.kv_lora_rank is not None:
-        return stack.kv_lora_rank + stack.head_dim
-    return 2 * stack.num_key_value_heads * stack.head_dim
-
-
-def _require_known(stack: PreTrainedConfig) -> None:
-    for layer_type in stack.layer_types:
-        if layer_type not in ("full_attention", "sliding_attention", "linear_attention"):
-            raise ValueError(f"The memory of layer type {layer_type!r} has no formula here.")
-
-
-def _attention_numbers(stack: PreTrainedConfig, keys_a_query: float = 1.0) -> float:
-    query, key = (heads * stack.head_dim for heads in (stack.num_attention_heads, stack.num_key_value_heads))
-    normed = query + keys_a_query * key if stack.query_key_norm else 0
-    return stack.hidden_size + 2 * query + 2 * keys_a_query * key + normed
-
-
-def _latent_attention_numbers(stack: PreTrainedConfig) -> float:
-    """Latents before and behind their norms, queries, expanded keys and values, and the mixed values."""
-    query = stack.num_attention_heads * (stack.qk_nope_head_dim + stack.head_dim)
-    value = stack.num_attention_heads * stack.v_head_dim
-    latents = 2 * (stack.kv_lora_rank + (stack.q_lora_rank or 0))
-    return stack.hidden_size + latents + 2 * query + 2 * value
-
-
-def _numbers_added_to_scores(stack: PreTrainedConfig, layer_type: str, length: int) -> int:
-    """For a query, those of its bias, else those of a mask, which a window within the row needs."""
-    if stack.position_type in ("relative", "alibi"):
-        return stack.num_attention_heads * length
-    return length * (layer_type == "sliding_attention" and length >= stack.sliding_window)
-
-
-def _mixer_numbers(stack: PreTrainedConfig, layer_type: str, length: int, dtype: torch.dtype) -> float:
-    heads, head = stack.num_attention_heads, stack.head_dim
-    if layer_type == "full_attention" and stack.kv_lora_rank is not None:
-        return _latent_attention_numbers(stack) + _numbers_added_to_scores(stack, layer_type, length)
-    if layer_type != "linear_attention":
-        return _attention_numbers(stack) + _numbers_added_to_scores(stack, layer_type, length)
-    # In float32: feature maps, what they are made of, and where causal the states and scores of a chunk.
-    _, size = chunks(length, stack.linear_chunk_size)
-    states = head * head / size + size if stack.is_causal_stack else 0
-    return stack.hidden_size + heads * (9.5 * head + states) * max(1.0, 4 / dtype.itemsize)
 
 
 def _feed_forward_numbers(stack: PreTrainedConfig, mlp_type: str) -> tuple[float, int]:

@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig
 
 from ..modeling import decoder, encoder, seq2seq
 from ..modeling.experts import Router
-from ..modeling.stack import FratriePreTrainedModel
+from ..modeling.pretrained import FratriePreTrainedModel
 
 # Every parameter has exactly one role: the pattern that its whole name matches. Matrices come first, in the order of
 # the published tables; `SMALL_ROLES` are what those leave out.

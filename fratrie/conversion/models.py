@@ -12,7 +12,7 @@ import transformers
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from fratrie.modeling.stack import FratriePreTrainedModel
+from fratrie.modeling.pretrained import FratriePreTrainedModel
 
 from . import bart, bert, deepseek, gpt2, llama, modernbert, t5, vit
 from .recipe import SPECIAL_TOKENS, Head, Recipe, States

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import Unigram
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
-from fratrie.modeling.stack import FratriePreTrainedModel
+from fratrie.modeling.pretrained import FratriePreTrainedModel
 from fratrie.tokenization.byte_level import checked_texts
 
 logger = logging.getLogger(__name__)

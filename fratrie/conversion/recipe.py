@@ -19,7 +19,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig
 
 from fratrie.modeling.configuration import FratrieConfig, FratrieDecoderConfig, FratrieEncoderConfig
-from fratrie.modeling.stack import FratriePreTrainedModel
+from fratrie.modeling.pretrained import FratriePreTrainedModel
 
 States = dict[str, torch.Tensor]
 

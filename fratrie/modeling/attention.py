@@ -1,203 +1,105 @@
 """Softmax attention: self, causal and cross; multi-head, grouped and multi-query; with cache.
 
-`Mixer` holds what every mixer of tokens shares: projections, head norms, rotary positions, caller's form. A mixer
-adds its kernel, `attend`. The softmax kernels come from Hugging Face's `AttentionInterface`.
+The kernels come from Hugging Face's `AttentionInterface`.
 
-Shapes: B batch, T queries, S keys, D hidden, H query heads, K key-value heads, C head size.
+Shapes: B batch, T queries, S keys, D hidden, H query heads, K key-value heads, C head size, N real tokens.
 """
 
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache, StaticLayer
 from transformers.integrations.sdpa_attention import repeat_kv
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .normalization import build_norm
-from .packing import Packing, map_groups
-from .positions import rotate
+from .configuration import FratrieConfig
+from .layout import Layout
+from .mixer import AttentionMixer
 
 
-class Mixer(nn.Module):
-    """What moves information between tokens: the projections, around a kernel that the subclass gives.
-
-    Class attributes say what a mixer can do; the configuration refuses what it cannot.
-    """
-
-    supports_position_bias: ClassVar[bool]
-    supports_cross_attention: ClassVar[bool]
-
-    def __init__(
-        self, config: PreTrainedConfig, layer_idx: int, is_causal: bool, key_value_size: int | None = None
-    ) -> None:
-        super().__init__()
-        self.config = config
-        self.layer_idx = layer_idx
-        self.is_causal = is_causal
-        self.head_dim = config.head_dim
-        self.rope_interleaved = config.rope_interleaved
-        self.has_fine_rotations = "rotations" in (config.float32_parts or ())
-        self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
-        self.scaling = config.attention_scale if config.attention_scale is not None else self.head_dim**-0.5
-        self.build_projections(config, key_value_size or config.hidden_size)
-
-    def build_projections(self, config: PreTrainedConfig, key_value_size: int) -> None:
-        """The linear maps and head norms, reading keys and values from states of `key_value_size`."""
-        query_size, group_size = (
-            heads * self.head_dim for heads in (config.num_attention_heads, config.num_key_value_heads)
-        )
-        self.q_proj = nn.Linear(config.hidden_size, query_size, bias=config.attention_bias)
-        self.k_proj = nn.Linear(key_value_size, group_size, bias=config.attention_bias)
-        self.v_proj = nn.Linear(key_value_size, group_size, bias=config.attention_bias)
-        self.o_proj = nn.Linear(query_size, config.hidden_size, bias=config.attention_output_bias)
-        self.query_norm, self.key_norm = (
-            build_norm(config.query_key_norm, self.head_dim, config.norm_eps, config.norm_bias) for _ in range(2)
-        )
-
-    def split_heads(self, x_BTX: torch.Tensor) -> torch.Tensor:
-        """`(B, T, H·C)` to `(B, T, H, C)`."""
-        return x_BTX.unflatten(-1, (-1, self.head_dim))
-
-    def project_query(
-        self, x_BTD: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None
-    ) -> torch.Tensor:
-        """Return the queries `(B, H, T, C)`, normed and turned."""
-        query = self.query_norm(self.split_heads(self.q_proj(x_BTD))).transpose(1, 2)
-        return self.turn(query, position_embeddings)
-
-    def project_key_value(
-        self, x_BSD: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values `(B, K, S, C)`, the keys normed and turned."""
-        key = self.key_norm(self.split_heads(self.k_proj(x_BSD))).transpose(1, 2)
-        value = self.split_heads(self.v_proj(x_BSD)).transpose(1, 2)
-        return self.turn(key, position_embeddings), value
-
-    def turn(
-        self, x_BHTC: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor] | None
-    ) -> torch.Tensor:
-        """Turn heads by the rotary positions, where the model has them."""
-        if position_embeddings is None:
-            return x_BHTC
-        dtype = torch.promote_types(x_BHTC.dtype, torch.float32) if self.has_fine_rotations else x_BHTC.dtype
-        return rotate(x_BHTC.to(dtype), position_embeddings, self.rope_interleaved).to(x_BHTC.dtype)
-
-    def output(self, mixed_BTHC: torch.Tensor) -> torch.Tensor:
-        """Join the heads and project: `(B, T, D)`."""
-        return self.o_proj(mixed_BTHC.flatten(-2))
-
-    def attend_documents(
-        self,
-        states: tuple[torch.Tensor, ...],
-        masks: list[Any],
-        biases: list[Any],
-        packing: Packing,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Run the kernel on each group of documents; `states` are query, key and value `(1, heads, N, C)`."""
-
-        def attend(*rows_and_group: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-            query, key, value, mask, bias = rows_and_group
-            query, key, value = (rows_GLHC.transpose(1, 2) for rows_GLHC in (query, key, value))
-            return self.attend(query, key, value, mask, bias, **kwargs)
-
-        return map_groups(attend, packing, [x.transpose(1, 2) for x in states], (masks, biases))
-
-    def attend(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: Any,
-        position_bias: torch.Tensor | None,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Mix values: query `(B, H, T, C)`, key and value `(B, K, S, C)` to `(B, T, H, C)` and weights or `None`."""
-        raise NotImplementedError
-
-
-class SoftmaxAttention(Mixer):
+class SoftmaxAttention(AttentionMixer):
     """Softmax attention of a sequence to itself (Vaswani et al. 2017), full or within a sliding window."""
 
-    supports_position_bias = True
-    supports_cross_attention = True
+    layer_types: ClassVar[tuple[str, ...]] = ("full_attention", "sliding_attention")
+    takes_position_bias = True
+    mask_form = "scores"
+    keeps_tokens = True
+    fits_paged_cache = True
 
-    def __init__(
-        self, config: PreTrainedConfig, layer_idx: int, is_causal: bool, key_value_size: int | None = None
-    ) -> None:
-        super().__init__(config, layer_idx, is_causal, key_value_size)
-        sliding = key_value_size is None and config.layer_types[layer_idx] == "sliding_attention"
-        # Hugging Face's masks reach `sliding_window` to each side of a bidirectional layer, its flash call one less.
-        self.sliding_window = config.sliding_window + (0 if is_causal else 1) if sliding else None
+    def __init__(self, config: FratrieConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        self.sliding_window: int | None = None
+        if self.layer_type == "sliding_attention":
+            assert config.sliding_window is not None
+            # Hugging Face's masks reach `sliding_window` to each side of a bidirectional layer, its flash call one
+            # less.
+            self.sliding_window = config.sliding_window + (0 if self.is_causal else 1)
+
+    @classmethod
+    def check(cls, config: FratrieConfig, layer_type: str) -> None:
+        """Refuse a window that lets nothing be seen, or that no cache is made for (see `Mixer.check`)."""
+        if layer_type != "sliding_attention":
+            return
+        if (config.sliding_window or 0) <= 0:
+            raise ValueError(
+                f"layer_types has sliding layers, but sliding_window={config.sliding_window}: set it to a positive "
+                "size."
+            )
+        # The cache holds what a window has before the newest token, and of nothing Hugging Face's keeps everything.
+        if config.is_causal_stack and config.sliding_window == 1:
+            raise ValueError(
+                "sliding_window=1 would let a token see itself alone, for which no cache is made: set it to at least "
+                "2."
+            )
 
     def forward(
         self,
         hidden_states: torch.Tensor,
-        position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
-        attention_mask: Any = None,
-        position_bias: Any = None,
+        layout: Layout,
+        position_bias: torch.Tensor | None = None,
         cache: Cache | None = None,
-        packing: Packing | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attend.
-
-        Args:
-            hidden_states: `(B, T, D)`, or the packed `(1, N, D)`.
-            position_embeddings: rotary cosines and sines.
-            attention_mask: as the attention implementation takes it; with `packing` a list, one a group.
-            position_bias: `(1, H, T, S)`, added to the scores; with `packing` a list.
-            cache: keys and values of the past, extended in place.
-            packing: the documents of a packed pass.
-
-        Returns:
-            `(B, T, D)`, and the weights `(B, H, T, S)` where the implementation gives them.
-        """
-        query = self.project_query(hidden_states, position_embeddings)
-        key, value = self.project_key_value(hidden_states, position_embeddings)
+        """Attend (see `Mixer.forward`)."""
+        turns = layout.rotations.get(self.layer_type)
+        query_BHTC = self.project_query(hidden_states, turns)
+        key_BKSC, value_BKSC = self.project_key_value(hidden_states, turns)
         if cache is not None:
             # Continuous batching reads this very dictionary, and hands it on to its paged kernels.
-            key, value = cache.update(key, value, self.layer_idx, kwargs=kwargs)
-        key, value = self.expand_key_value(key, value)
-        if packing is not None:
-            mixed, weights = self.attend_documents(
-                (query, key, value), attention_mask, position_bias, packing, **kwargs
-            )
-        else:
-            mixed, weights = self.attend(query, key, value, attention_mask, position_bias, **kwargs)
-        return self.output(mixed), weights
+            key_BKSC, value_BKSC = cache.update(key_BKSC, value_BKSC, self.layer_idx, kwargs=kwargs)
+        states = (query_BHTC, *self.expand_key_value(key_BKSC, value_BKSC))
+        return self.run_kernel(layout, states, position_bias, **kwargs)
 
-    def expand_key_value(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def expand_key_value(self, key_BKSC: torch.Tensor, value_BKSC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values for the kernel from what the cache keeps, which here is the same."""
-        return key, value
+        return key_BKSC, value_BKSC
 
     def attend(
         self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        query_BHTC: torch.Tensor,
+        key_BKSC: torch.Tensor,
+        value_BKSC: torch.Tensor,
         attention_mask: Any,
         position_bias: torch.Tensor | None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Softmax of the scores times the values, by the configured implementation (see `Mixer.attend`)."""
+        """Softmax of the scores times the values, by the configured implementation (see `AttentionMixer.attend`)."""
         if position_bias is not None:
-            position_bias = position_bias.to(query.dtype).expand(query.shape[0], -1, -1, -1)
+            position_bias = position_bias.to(query_BHTC.dtype).expand(query_BHTC.shape[0], -1, -1, -1)
             if isinstance(attention_mask, torch.Tensor) and attention_mask.dtype == torch.bool:
                 # One additive mask; -inf, not the smallest number, lets fully masked rows be zero. The softmax of an
                 # exported kernel may be a plain one, which makes such rows NaN.
-                lowest = torch.finfo(query.dtype).min if torch.compiler.is_exporting() else -torch.inf
+                lowest = torch.finfo(query_BHTC.dtype).min if torch.compiler.is_exporting() else -torch.inf
                 attention_mask = torch.where(attention_mask, position_bias, lowest)
                 position_bias = None
         implementation = self.config._attn_implementation
         kernel = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
         return kernel(
             self,
-            query,
-            key,
-            value,
+            query_BHTC,
+            key_BKSC,
+            value_BKSC,
             attention_mask,
             dropout=self.config.attention_dropout if self.training else 0.0,
             scaling=self.scaling,
@@ -206,18 +108,64 @@ class SoftmaxAttention(Mixer):
             **kwargs,
         )
 
+    def flops(self, length: int) -> int:
+        """Scores and mixed values of a row (see `Mixer.flops`)."""
+        return self.score_flops(length, length)
+
+    def score_flops(self, queries: int, keys: int) -> int:
+        """FLOPs of scores, and of values mixed by them."""
+        return 4 * queries * keys * self.q_proj.out_features
+
+    @classmethod
+    def numbers_kept(cls, config: FratrieConfig) -> int:
+        """Numbers that the cache keeps per token."""
+        assert config.num_key_value_heads is not None and config.head_dim is not None
+        return 2 * config.num_key_value_heads * config.head_dim
+
+    @classmethod
+    def cache_bytes(cls, config: FratrieConfig, layer_type: str, length: int, dtype: torch.dtype) -> int:
+        """Keys and values of all tokens, or of one less than the window (see `Mixer.cache_bytes`)."""
+        kept = min(length, (config.sliding_window or 1) - 1) if layer_type == "sliding_attention" else length
+        return kept * cls.numbers_kept(config) * dtype.itemsize
+
+    @classmethod
+    def activation_numbers(cls, config: FratrieConfig, layer_type: str, length: int, dtype: torch.dtype) -> float:
+        """Those of the projections, and of what is added to the scores (see `Mixer.activation_numbers`)."""
+        return cls.projection_numbers(config) + cls.numbers_added_to_scores(config, layer_type, length)
+
+    @classmethod
+    def projection_numbers(cls, config: FratrieConfig, keys_per_query: float = 1.0) -> float:
+        """Inputs, queries, keys, values and mixed values per query, normed ones besides."""
+        assert config.num_key_value_heads is not None and config.head_dim is not None
+        query, key = (heads * config.head_dim for heads in (config.num_attention_heads, config.num_key_value_heads))
+        normed = query + keys_per_query * key if config.query_key_norm else 0
+        return config.hidden_size + 2 * query + 2 * keys_per_query * key + normed
+
+    @staticmethod
+    def numbers_added_to_scores(config: FratrieConfig, layer_type: str, length: int) -> int:
+        """Per query those of its bias, else those of a mask, which a window within the row needs."""
+        if config.position_type in ("relative", "alibi"):
+            return config.num_attention_heads * length
+        return length * (layer_type == "sliding_attention" and length >= (config.sliding_window or 0))
+
 
 class CrossAttention(SoftmaxAttention):
     """Softmax attention of the decoder's tokens to the states of an encoder."""
 
-    def __init__(self, config: PreTrainedConfig, layer_idx: int) -> None:
-        super().__init__(config, layer_idx, False, config.cross_attention_hidden_size or config.hidden_size)
+    def __init__(self, config: FratrieConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        self.is_causal = False
+        self.sliding_window = None
+
+    def source_size(self, config: FratrieConfig) -> int:
+        """Width of the encoder's states."""
+        return getattr(config, "cross_attention_hidden_size", None) or config.hidden_size
 
     def forward(  # type: ignore[override]
         self,
         hidden_states: torch.Tensor,
         encoder_hidden_states: torch.Tensor,
-        attention_mask: Any = None,
+        layout: Layout,
         cache: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -228,13 +176,13 @@ class CrossAttention(SoftmaxAttention):
         Returns:
             `(B, T, D)`, and the weights `(B, H, T, S)` where the implementation gives them.
         """
-        query = self.project_query(hidden_states)
+        query_BHTC = self.project_query(hidden_states)
         if isinstance(cache, EncoderDecoderCache):
-            key, value = self._cached_key_value(encoder_hidden_states, cache)
+            key_BKSC, value_BKSC = self._cached_key_value(encoder_hidden_states, cache)
         else:
-            key, value = self.project_key_value(encoder_hidden_states)
-        mixed, weights = self.attend(query, key, value, attention_mask, None, **kwargs)
-        return self.output(mixed), weights
+            key_BKSC, value_BKSC = self.project_key_value(encoder_hidden_states)
+        mixed_BTHC, weights_BHTS = self.attend(query_BHTC, key_BKSC, value_BKSC, layout.encoder_mask, None, **kwargs)
+        return self.o_proj(mixed_BTHC.flatten(-2)), weights_BHTS
 
     def _cached_key_value(
         self, encoder_hidden_states: torch.Tensor, cache: EncoderDecoderCache
@@ -255,7 +203,7 @@ class CrossAttention(SoftmaxAttention):
 
 
 def eager_attention_forward(
-    module: Mixer,
+    module: AttentionMixer,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,

@@ -75,8 +75,9 @@ class FratrieBaseConfig(PreTrainedConfig):
         """Write config.json (see Hugging Face's method)."""
         names = ("auto_map", "custom_pipelines")
         said: dict[str, Any] = {name: vars(self).pop(name) for name in names if name in vars(self)}
+        held = super().to_dict()
         # Trainer sets `use_cache` of every model.
-        if lost := super().to_dict().keys() - self.to_dict().keys() - {"use_cache"}:
+        if lost := held.keys() - without_unknown_fields(self, held).keys() - {"use_cache"}:
             logger.warning("%s are no fields of %s, and not saved.", ", ".join(sorted(lost)), type(self).__name__)
         folder = Path(save_directory)
         for name, entries in said.items():

@@ -1,22 +1,23 @@
 """The block that all siblings are made of: a mixer and a feed-forward, each in a residual branch with two norm slots.
 
 Pre-norm, post-norm and sandwich norm differ only in which slots the configuration fills.
+
+Shapes: B batch, T queries, S keys, D hidden, H heads.
 """
 
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .attention import CrossAttention
+from .configuration import FratrieConfig
 from .experts import MixtureOfExperts
 from .feed_forward import FeedForward
-from .mixers import mixer_class
+from .layout import Layout
 from .normalization import build_norm
-from .packing import Packing
 
 
 class Block(GradientCheckpointingLayer):
@@ -25,11 +26,11 @@ class Block(GradientCheckpointingLayer):
     Between them, where the configuration asks for it, an attention over an encoder's states in the same form.
     """
 
-    def __init__(self, config: PreTrainedConfig, layer_idx: int) -> None:
+    def __init__(self, config: FratrieConfig, layer_idx: int) -> None:
         super().__init__()
         self.norm_after_residual = config.norm_after_residual
         self.dropout = nn.Dropout(config.hidden_dropout)
-        self.mixer = mixer_class(config, config.layer_types[layer_idx])(config, layer_idx, config.is_causal_stack)
+        self.mixer = config.mixers[layer_idx](config, layer_idx)
         normed = config.first_input_norm or layer_idx > 0
         self.mixer_input_norm = self._norm(config, config.mixer_input_norm if normed else None)
         self.mixer_output_norm = self._norm(config, config.mixer_output_norm)
@@ -38,13 +39,13 @@ class Block(GradientCheckpointingLayer):
             self.cross_attention = CrossAttention(config, layer_idx)
             self.cross_attention_input_norm = self._norm(config, config.mixer_input_norm)
             self.cross_attention_output_norm = self._norm(config, config.mixer_output_norm)
-        sparse = config.mlp_layer_types[layer_idx] == "sparse"
+        sparse = (config.mlp_layer_types or [])[layer_idx] == "sparse"
         self.feed_forward = MixtureOfExperts(config) if sparse else FeedForward(config)
         self.feed_forward_input_norm = self._norm(config, config.feed_forward_input_norm)
         self.feed_forward_output_norm = self._norm(config, config.feed_forward_output_norm)
 
     @staticmethod
-    def _norm(config: PreTrainedConfig, kind: str | None) -> nn.Module:
+    def _norm(config: FratrieConfig, kind: str | None) -> nn.Module:
         return build_norm(kind, config.hidden_size, config.norm_eps, config.norm_bias)
 
     def join(self, residual: torch.Tensor, branch: torch.Tensor, output_norm: nn.Module) -> torch.Tensor:
@@ -59,28 +60,29 @@ class Block(GradientCheckpointingLayer):
         self,
         hidden_states: torch.Tensor,
         encoder_hidden_states: torch.Tensor | None = None,
-        *position_biases: torch.Tensor,
-        position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
-        attention_mask: Any = None,
+        position_bias: torch.Tensor | None = None,
+        *,
+        layout: Layout,
         cache: Cache | None = None,
-        packing: Packing | None = None,
-        encoder_attention_mask: Any = None,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """Map `(B, T, D)` to `(B, T, D)`; arguments as for the mixers, with the position bias of each group.
+        """Map `(B, T, D)` to `(B, T, D)`.
 
         What needs a gradient is positional, since re-entrant checkpointing sees nothing else.
+
+        Args:
+            hidden_states: in the form of the layout.
+            encoder_hidden_states: `(B, S, D_encoder)`, in a block with cross-attention.
+            position_bias: `(1, H, T, S)` to add to the mixer's scores.
+            layout: how the documents lie.
+            cache: the past, extended in place.
+            **kwargs: for the attention implementation.
         """
-        position_bias: Any = position_biases[0] if position_biases else None
-        if packing is not None:
-            position_bias = list(position_biases) or [None] * len(packing.groups)
         branch, _ = self.mixer(
             self.mixer_input_norm(hidden_states),
-            position_embeddings=position_embeddings,
-            attention_mask=attention_mask,
+            layout=layout,
             position_bias=position_bias,
             cache=cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache,
-            packing=packing,
             **kwargs,
         )
         hidden_states = self.join(hidden_states, branch, self.mixer_output_norm)
@@ -88,7 +90,7 @@ class Block(GradientCheckpointingLayer):
             branch, _ = self.cross_attention(
                 self.cross_attention_input_norm(hidden_states),
                 encoder_hidden_states,
-                attention_mask=encoder_attention_mask,
+                layout=layout,
                 cache=cache,
                 **kwargs,
             )

@@ -1,7 +1,8 @@
 """Configurations of encoder and decoder: the fields that every stack shares, and what is particular to each."""
 
 from dataclasses import fields
-from typing import Any, ClassVar, Literal
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
@@ -15,7 +16,10 @@ from .plans import (
     sharded_data_parallel_plan,
     tensor_parallel_plan,
 )
-from .validation import check_stack, require
+from .validation import check_stack, mixer_registry, require
+
+if TYPE_CHECKING:
+    from .mixer import Mixer
 
 PositionType = Literal["learned", "sinusoidal", "rotary", "relative", "alibi", "none"]
 NormType = Literal["layer_norm", "rms_norm"]
@@ -93,8 +97,12 @@ class FratrieConfig(FratrieBaseConfig):
         rope_interleaved: turn neighbouring numbers of a head as pairs (Su et al. 2021), not those half a head apart.
         relative_num_buckets, relative_max_distance: size of the relative bias table, and the distance from which all
             positions share a bucket.
-        layer_types: one of `"full_attention"`, `"sliding_attention"`, `"linear_attention"` a layer (all full by
-            default). It names the mixer of the layer.
+        layer_types: Hugging Face's type of each layer, which decides its mask and its cache: `"full_attention"` (the
+            default), `"sliding_attention"`, `"linear_attention"`.
+        mixer_types: the mixer of each layer, a name in `mixers.MIXERS`. Whoever gives one of these two lists gets the
+            other derived from it: a mixer runs under the first of its layer types, a layer type has the first mixer
+            of the registry that suits it and whose enabling field is set. Left out of config.json where `layer_types`
+            tell it.
         sliding_window: reach of the sliding layers: the last `sliding_window` tokens where causal (two at least),
             that many to each side where bidirectional. Other layers do not read it.
         linear_chunk_size: longest chunk of the causal linear attention, in tokens; changes speed and memory only.
@@ -181,6 +189,7 @@ class FratrieConfig(FratrieBaseConfig):
     relative_max_distance: int = 128
 
     layer_types: list[str] | None = None
+    mixer_types: list[str] | None = None
     sliding_window: int | None = None
     linear_chunk_size: int = 64
 
@@ -263,7 +272,9 @@ class FratrieConfig(FratrieBaseConfig):
                 f"sliding_window={self.sliding_window} has no use without a 'sliding_attention' layer: name them in "
                 "layer_types.",
             )
-            self.layer_types = ["full_attention"] * self.num_hidden_layers
+            self.layer_types = self._derive_layer_types()
+        if self.mixer_types is None:
+            self.mixer_types = self._derive_mixer_types()
         if self.mlp_layer_types is None:
             self.mlp_layer_types = ["sparse" if self.num_experts else "dense"] * self.num_hidden_layers
         if self.router_aux_loss_coef is None:  # trl asks by it for router logits, which a dense model lacks
@@ -273,6 +284,63 @@ class FratrieConfig(FratrieBaseConfig):
             self.rope_parameters = None
         self.validate_architecture()  # here, since what `strict` raises is no ValueError
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if "_post_init_done" not in vars(self):
+            return
+        # Whoever sets one of the two lists of a finished configuration gets the other derived anew.
+        if name in ("layer_types", "kv_lora_rank"):
+            super().__setattr__("mixer_types", self._derive_mixer_types())
+        elif name == "mixer_types":
+            super().__setattr__("layer_types", self._derive_layer_types())
+
+    @property
+    def mixers(self) -> list[type["Mixer"]]:
+        """The class of each layer's mixer.
+
+        Raises:
+            ValueError: for a name that the registry does not have.
+        """
+        registry = mixer_registry()
+        for index, name in enumerate(self.mixer_types or []):
+            known = ", ".join(sorted(registry))
+            require(name in registry, f"mixer_types[{index}]={name!r} is unknown: use {known}.")
+        return [registry[name] for name in self.mixer_types or []]
+
+    def _derive_layer_types(self) -> list[str]:
+        """What each mixer runs under: its layer type as it is, where that suits it, else its first."""
+        if self.mixer_types is None:
+            return ["full_attention"] * self.num_hidden_layers
+        mixers, given = self.mixers, self.layer_types or []
+        kept = [kind if kind in mixer.layer_types else None for mixer, kind in zip(mixers, given, strict=False)]
+        return [kind or mixer.layer_types[0] for mixer, kind in zip_longest(mixers, kept[: len(mixers)])]
+
+    def _derive_mixer_types(self) -> list[str]:
+        """The first mixer of the registry that suits each layer type, and is enabled.
+
+        Raises:
+            ValueError: for a layer type that no mixer runs under.
+        """
+        enabled = {
+            name: mixer
+            for name, mixer in mixer_registry().items()
+            if mixer.enabled_by is None or getattr(self, mixer.enabled_by) is not None
+        }
+        known = sorted({layer_type for mixer in enabled.values() for layer_type in mixer.layer_types})
+        chosen = []
+        for index, layer_type in enumerate(self.layer_types or []):
+            names = [name for name, mixer in enabled.items() if layer_type in mixer.layer_types]
+            require(bool(names), f"layer_types[{index}]={layer_type!r} is unknown: use {', '.join(known)}.")
+            chosen.append(names[0])
+        return chosen
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields (see Hugging Face's method), without mixers that the layer types tell."""
+        saved = super().to_dict()
+        if self.mixer_types == self._derive_mixer_types():
+            saved.pop("mixer_types", None)
+        return saved
+
     @classmethod
     def _from_fields(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         # Fewer num_hidden_layers are the first ones. Hugging Face would set what changes after the construction,
@@ -280,6 +348,9 @@ class FratrieConfig(FratrieBaseConfig):
         changed = {name: kwargs.pop(name) for name in STACK_FIELDS & kwargs.keys()}
         if changed.get("num_hidden_layers") is not None:
             config_dict = first_layers(config_dict, changed["num_hidden_layers"])
+        lists = {"layer_types", "mixer_types"}
+        if len(given := lists & changed.keys()) == 1:  # the other list is derived from it
+            config_dict = {name: value for name, value in config_dict.items() if name not in lists - given}
         return super()._from_fields({**config_dict, **changed}, **kwargs)
 
     def _in_order_of_labels(self, thresholds: dict[str, float | int]) -> list[float | int]:
@@ -424,7 +495,7 @@ STACK_FIELDS = frozenset(field.name for field in fields(FratrieConfig)) - {
 
 def first_layers(saved: dict[str, Any], number: int) -> dict[str, Any]:
     """Return the saved fields of a stack that has only its first layers."""
-    cut = {name: saved[name][:number] for name in ("layer_types", "mlp_layer_types") if saved.get(name)}
+    cut = {name: saved[name][:number] for name in ("layer_types", "mixer_types", "mlp_layer_types") if saved.get(name)}
     rope = saved.get("rope_parameters")
     if rope and "rope_type" not in rope:  # a set a layer type, of which some may be gone
         cut["rope_parameters"] = {kind: rope[kind] for kind in rope if kind in cut.get("layer_types", rope)}

@@ -9,14 +9,16 @@ import torch
 from torch import nn
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.generation import GenerationConfig, GenerationMixin
-from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_utils import slice_logits_to_keep
+from transformers.utils import logging
 from transformers.utils.deprecation import deprecate_kwarg
 from transformers.utils.generic import can_return_tuple
 
 from .configuration import FratrieDecoderConfig
-from .heads import ClassificationHead, find_real_tokens, pool
-from .losses import sequence_classification_loss, share_of_batch, shift_labels, token_cross_entropy
+from .heads import ClassificationHead, HeadCall, HeadModel, SequenceClassifier
+from .layout import PACKED_KWARGS, Layout, Rows, find_groups, past_length
+from .losses import shift_labels
+from .masks import GivenMask, build_cross_mask
 from .outputs import (
     FratrieCausalLMOutput,
     FratrieModelOutput,
@@ -24,16 +26,10 @@ from .outputs import (
     ModelKwargs,
     refuse_foreign_arguments,
 )
-from .packing import Packing, find_packing
 from .parallel import cache_of_layers, held_layers
-from .stack import (
-    FratriePreTrainedModel,
-    FratrieStack,
-    input_shape,
-    past_length,
-    prefill_at_once,
-    require_known_mask,
-)
+from .stack import FratrieStack, input_shape
+
+logger = logging.get_logger(__name__)
 
 
 class FratrieDecoderModel(FratrieStack):
@@ -80,70 +76,70 @@ class FratrieDecoderModel(FratrieStack):
         refuse_foreign_arguments(self, kwargs)
         shape = input_shape(input_ids, inputs_embeds)
         options: dict[str, Any] = {**kwargs, "return_dict": True}
-        inputs = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "token_type_ids": None}
-        packing = None
         if cache is None:
-            packing = self.find_documents(shape, attention_mask, position_ids, options)
-        elif isinstance(cache, Cache):
-            self._require_mask_of_all_tokens(shape, attention_mask, cache)
-            if position_ids is not None and self._may_be_packed(shape, attention_mask):
-                mask = None if attention_mask is None else attention_mask[..., -shape[1] :]
-                packing = find_packing(shape, mask, position_ids)
-        use_cache = self._resolve_use_cache(True if cache is not None else use_cache, packing)
+            for name in PACKED_KWARGS:  # the layout says the same
+                options.pop(name, None)
+            layout = self.find_layout(shape, attention_mask, position_ids, kwargs.get("cu_seq_lens_q"), options)
+        else:
+            layout = self._layout_after_past(shape, attention_mask, position_ids, cache)
+        use_cache = self._resolve_use_cache(True if cache is not None else use_cache, layout)
         if use_cache and cache is None:
             cache = DynamicCache(config=self.config)
             if encoder_hidden_states is not None:
                 cache = EncoderDecoderCache(cache, DynamicCache())
+        if encoder_hidden_states is not None and layout.has_packed_rows:
+            raise ValueError("Rows that hold several documents cannot attend one encoder's states: pad them instead.")
+        if cache is not None or encoder_hidden_states is not None:  # which know rows alone
+            layout = Rows(shape=shape, given=GivenMask.read(attention_mask), position_ids=position_ids)
         if encoder_hidden_states is not None:
-            packing = self._refuse_packed_rows(packing)
+            layout.encoder_mask = build_cross_mask(self.config, shape, encoder_hidden_states, encoder_attention_mask)
             options["encoder_hidden_states"] = encoder_hidden_states
-            require_known_mask(self.config, encoder_attention_mask, tuple(encoder_hidden_states.shape[:2]))
-            options["encoder_attention_mask"] = create_bidirectional_mask(
-                self.config,
-                encoder_hidden_states.new_empty(*shape, 1),
-                encoder_attention_mask,
-                encoder_hidden_states=encoder_hidden_states,
-            )
-        if packing is not None and cache is None:
-            return self.run_packed(packing, inputs, **options)
-        outputs = self.run_rows(inputs, attention_mask, position_ids, cache, **options)
+        inputs = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "token_type_ids": None}
+        outputs = self.run(inputs, layout, cache, **options)
         outputs.cache = cache
         return outputs
 
-    def _resolve_use_cache(self, use_cache: bool | None, packing: Packing | None) -> bool:
-        packed_rows = packing is not None and packing.has_packed_rows
-        if use_cache and packed_rows:
-            raise ValueError("Packed rows hold several documents, which no cache can continue: set use_cache=False.")
-        return self.config.use_cache and not self.training and not packed_rows if use_cache is None else use_cache
+    def _layout_after_past(
+        self, shape: tuple[int, int], attention_mask: Any, position_ids: torch.Tensor | None, cache: Cache
+    ) -> Layout:
+        given = GivenMask.read(attention_mask)
+        rows = Rows(shape=shape, given=given, position_ids=position_ids)
+        # A paged cache is none of Hugging Face's kind: it holds many documents, and its kernels know where they lie.
+        if not isinstance(cache, Cache) or torch.compiler.is_compiling():
+            return rows
+        if given.padding is not None:
+            self._require_mask_of_all_tokens(shape, given.padding, cache)
+        if position_ids is None or shape[1] == 1 or given.ready is not None or given.by_layer_type is not None:
+            return rows
+        padding = None if given.padding is None else given.padding[:, -shape[1] :]
+        return find_groups(shape, padding, position_ids) or rows
 
-    def _require_mask_of_all_tokens(self, shape: tuple[int, int], attention_mask: Any, cache: Cache) -> None:
-        if torch.compiler.is_compiling() or not isinstance(attention_mask, torch.Tensor) or attention_mask.ndim != 2:
-            return
-        # States of linear attention have taken in the past with its padding, and need the mask of new tokens alone.
-        needs_past = set(self.held_types) != {"linear_attention"}
+    def _resolve_use_cache(self, use_cache: bool | None, layout: Layout) -> bool:
+        if use_cache and layout.has_packed_rows:
+            raise ValueError("Packed rows hold several documents, which no cache can continue: set use_cache=False.")
+        if use_cache is None:
+            return self.config.use_cache and not self.training and not layout.has_packed_rows
+        return use_cache
+
+    def _require_mask_of_all_tokens(self, shape: tuple[int, int], padding: torch.Tensor, cache: Cache) -> None:
+        # States of a constant size have taken in the past with its padding, and need the mask of new tokens alone.
+        needs_past = any(self.mixers[index].keeps_tokens for index in held_layers(self.layers))
         past = past_length(cache_of_layers(cache, held_layers(self.layers))) if needs_past else None
         least = shape[1] + (past if isinstance(past, int) else 0)  # a static cache counts on the device
-        given = tuple(attention_mask.shape)
+        given = tuple(padding.shape)
         if given[0] != shape[0] or given[1] < least or (isinstance(past, int) and given[1] > least):
             raise ValueError(
                 f"An attention_mask of shape {given} does not fit inputs of shape {shape} after a past of {past}: "
-                "give a number a token, past and new."
+                "give one number per token, past and new."
             )
 
-    @staticmethod
-    def _may_be_packed(shape: tuple[int, int], attention_mask: Any) -> bool:
-        return shape[1] > 1 and not isinstance(attention_mask, dict) and not torch.compiler.is_compiling()
 
-    @staticmethod
-    def _refuse_packed_rows(packing: Packing | None) -> None:
-        if packing is not None and packing.has_packed_rows:
-            raise ValueError("Rows that hold several documents cannot attend one encoder's states: pad them instead.")
-
-
-class FratrieDecoderForCausalLM(FratriePreTrainedModel, GenerationMixin):
+class FratrieDecoderForCausalLM(HeadModel, GenerationMixin):
     """The decoder with a head that predicts the next token (Radford et al. 2018)."""
 
     config: FratrieDecoderConfig
+    output_class = FratrieCausalLMOutput
+    passed_on = (*HeadModel.passed_on, "cross_attentions", "cache")
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
     _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
     _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}  # type: ignore[dict-item]  # noqa: RUF012
@@ -155,6 +151,12 @@ class FratrieDecoderForCausalLM(FratriePreTrainedModel, GenerationMixin):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
+    def apply_head(
+        self, states: torch.Tensor, inputs: dict[str, Any], call: HeadCall
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Score the vocabulary at the positions that are asked for."""
+        return self.lm_head(slice_logits_to_keep(states, call.logits_to_keep)), call.labels
+
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
         """Start continuous batching (see Hugging Face's method).
 
@@ -163,26 +165,30 @@ class FratrieDecoderForCausalLM(FratriePreTrainedModel, GenerationMixin):
         """
         config = self.config
         biased = config.position_type in ("relative", "alibi")
-        if biased or config.kv_lora_rank is not None or "linear_attention" in self.model.layer_types:
+        if biased or not all(mixer.fits_paged_cache for mixer in config.mixers):
             raise ValueError(
                 "Continuous batching serves softmax attention without latents and position bias, not position_type="
-                f"{config.position_type!r} with layer_types={config.layer_types} and kv_lora_rank="
-                f"{config.kv_lora_rank}: use generate()."
+                f"{config.position_type!r} with mixer_types={config.mixer_types}: use generate()."
             )
         return super().init_continuous_batching(*args, **kwargs)
+
+    @property
+    def _keeps_tokens(self) -> bool:
+        """Whether some layer's cache holds every token, so that the cache knows how many there were."""
+        return any(mixer.keeps_tokens for mixer in self.model.mixers)
 
     def prepare_inputs_for_generation(
         self, input_ids: torch.Tensor, *args: Any, inputs_embeds: torch.Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """Leave the past out of the mask where all layers are linear (see Hugging Face's method).
+        """Leave the past out of the mask where all layers keep a state (see Hugging Face's method).
 
-        Their states have taken it in, and a mask that grows would make a compiled graph anew for every token.
+        These states have taken it in, and a mask that grows would make a compiled graph anew for every token.
 
         Raises:
             ValueError: for a past whose length is unknown.
         """
         inputs = super().prepare_inputs_for_generation(input_ids, *args, inputs_embeds=inputs_embeds, **kwargs)
-        if set(self.model.layer_types) != {"linear_attention"}:
+        if self._keeps_tokens:
             return inputs
         tokens = inputs["input_ids"] if inputs.get("inputs_embeds") is None else inputs["inputs_embeds"]
         mask, cache, length = inputs.get("attention_mask"), kwargs.get("cache"), tokens.shape[1]
@@ -194,9 +200,9 @@ class FratrieDecoderForCausalLM(FratriePreTrainedModel, GenerationMixin):
         return inputs
 
     def _prefill(self, input_ids: Any, generation_config: GenerationConfig, *args: Any, **kwargs: Any) -> Any:
-        if set(self.model.layer_types) == {"linear_attention"}:
+        if not self._keeps_tokens:
             # In chunks, Hugging Face would ask the cache for its length, which such states do not know.
-            prefill_at_once(generation_config, "a model of linear layers alone")
+            prefill_at_once(generation_config, "a model whose layers all keep a state of constant size")
         return super()._prefill(input_ids, generation_config, *args, **kwargs)  # type: ignore[misc]
 
     @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
@@ -231,37 +237,23 @@ class FratrieDecoderForCausalLM(FratriePreTrainedModel, GenerationMixin):
         Returns:
             `loss`, `logits` `(B, T, V)` and `cache`.
         """
+        inputs = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "position_ids": position_ids,
+            "cache": cache,
+            "inputs_embeds": inputs_embeds,
+            "encoder_hidden_states": encoder_hidden_states,
+            "encoder_attention_mask": encoder_attention_mask,
+            "use_cache": use_cache,
+        }
         shifted = kwargs.pop("shift_labels", None)
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            cache=cache,
-            inputs_embeds=inputs_embeds,
-            encoder_hidden_states=encoder_hidden_states,
-            encoder_attention_mask=encoder_attention_mask,
-            use_cache=use_cache,
-            output_router_logits=self.needs_router_logits(labels, output_router_logits),
-            return_dict=True,
-            **kwargs,
-        )
-        logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
-        loss = None
         if labels is not None:
             if shifted is None:
                 shifted = shift_labels(labels, position_ids, attention_mask, kwargs.get("cu_seq_lens_q"))
-            loss = token_cross_entropy(logits, shifted, num_items_in_batch)
-        share = share_of_batch(shifted, num_items_in_batch)
-        return self.head_output(
-            FratrieCausalLMOutput,
-            outputs,
-            logits,
-            loss,
-            share,
-            attention_mask,
-            cache=outputs.cache,
-            cross_attentions=outputs.cross_attentions,
-        )
+            labels = shifted
+        call = HeadCall(labels, output_router_logits, num_items_in_batch, logits_to_keep)
+        return self.run_with_head(inputs, call, **kwargs)
 
 
 def _refuse_unknown_past(all_tokens: torch.Tensor | None, length: int) -> None:
@@ -272,10 +264,11 @@ def _refuse_unknown_past(all_tokens: torch.Tensor | None, length: int) -> None:
         )
 
 
-class FratrieDecoderForSequenceClassification(FratriePreTrainedModel):
+class FratrieDecoderForSequenceClassification(SequenceClassifier):
     """The decoder with a head that labels texts, by default by their last token."""
 
     config: FratrieDecoderConfig
+    output_class = FratrieSequenceClassifierOutput
 
     def __init__(self, config: FratrieDecoderConfig) -> None:
         super().__init__(config)
@@ -298,26 +291,34 @@ class FratrieDecoderForSequenceClassification(FratriePreTrainedModel):
         **kwargs: Unpack[ModelKwargs],
     ) -> FratrieSequenceClassifierOutput:
         """Score the labels of each text (see `FratrieEncoderForSequenceClassification.forward`)."""
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            cache=cache,
-            inputs_embeds=inputs_embeds,
-            output_router_logits=self.needs_router_logits(labels, output_router_logits),
-            return_dict=True,
-            **kwargs,
-        )
-        states = outputs.last_hidden_state
-        pooling = self.config.classifier_pooling
+        inputs = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "position_ids": position_ids,
+            "cache": cache,
+            "inputs_embeds": inputs_embeds,
+        }
+        call = HeadCall(labels, output_router_logits, num_items_in_batch)
+        return self.run_with_head(inputs, call, **kwargs)
+
+    def apply_head(
+        self, states: torch.Tensor, inputs: dict[str, Any], call: HeadCall
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Classify by the real tokens of each text (see `SequenceClassifier`).
+
+        Raises:
+            ValueError: for a past in the cache whose tokens the pooling needs.
+        """
+        pooling, cache = self.config.classifier_pooling, inputs["cache"]
         if cache is not None and pooling != "last" and cache.get_seq_length() > states.shape[1]:
             raise ValueError(
                 f"classifier_pooling={pooling!r} needs all tokens of a text at once: leave out the cache."
             )
-        real_tokens = find_real_tokens(states, input_ids, attention_mask, self.config.pad_token_id)
-        logits = self.classifier(pool(states, real_tokens, self.config.classifier_pooling))
-        loss = None
-        if labels is not None:
-            loss = sequence_classification_loss(logits, labels, self.config, num_items_in_batch)
-        share = share_of_batch(labels, num_items_in_batch)
-        return self.head_output(FratrieSequenceClassifierOutput, outputs, logits, loss, share, attention_mask)
+        return super().apply_head(states, inputs, call)
+
+
+def prefill_at_once(generation_config: GenerationConfig, model: str) -> None:
+    """Have `generate` read a prompt in one pass, where Hugging Face's passes over its chunks do not suit the model."""
+    if generation_config.prefill_chunk_size is not None:
+        logger.warning_once(f"prefill_chunk_size is not used: {model} reads its prompt in one pass.")
+        generation_config.prefill_chunk_size = None  # generate's own copy

@@ -11,8 +11,9 @@ from transformers.activations import ACT2FN
 from transformers.utils.generic import can_return_tuple
 
 from .configuration import FratrieEncoderConfig
-from .heads import ClassificationHead, Pooler, find_real_tokens, pool
-from .losses import IGNORED, sequence_classification_loss, share_of_batch, token_cross_entropy
+from .heads import ClassificationHead, HeadCall, HeadModel, Pooler, SequenceClassifier, find_real_tokens, pool
+from .layout import PACKED_KWARGS
+from .losses import IGNORED
 from .normalization import build_norm
 from .outputs import (
     FratrieImageClassifierOutput,
@@ -23,7 +24,7 @@ from .outputs import (
     ModelKwargs,
     refuse_foreign_arguments,
 )
-from .stack import FratriePreTrainedModel, FratrieStack, input_shape
+from .stack import FratrieStack, input_shape
 
 
 class FratrieEncoderModel(FratrieStack):
@@ -76,11 +77,10 @@ class FratrieEncoderModel(FratrieStack):
         shape = input_shape(input_ids, inputs_embeds)
         inputs = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "token_type_ids": token_type_ids}
         options: dict[str, Any] = {**kwargs, "return_dict": True}
-        packing = self.find_documents(shape, attention_mask, position_ids, options)
-        if packing is not None:
-            outputs = self.run_packed(packing, inputs, **options)
-        else:
-            outputs = self.run_rows(inputs, attention_mask, position_ids, **options)
+        for name in PACKED_KWARGS:  # the layout says the same
+            options.pop(name, None)
+        layout = self.find_layout(shape, attention_mask, position_ids, kwargs.get("cu_seq_lens_q"), options)
+        outputs = self.run(inputs, layout, **options)
         if self.pooler is not None:
             states = outputs.last_hidden_state
             assert states is not None
@@ -89,10 +89,11 @@ class FratrieEncoderModel(FratrieStack):
         return outputs
 
 
-class FratrieEncoderForMaskedLM(FratriePreTrainedModel):
+class FratrieEncoderForMaskedLM(HeadModel):
     """The encoder with a head that fills in masked tokens (Devlin et al. 2019)."""
 
     config: FratrieEncoderConfig
+    output_class = FratrieMaskedLMOutput
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
     _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
     _fsdp_plan = {"lm_head": "keep_full_weight"}  # noqa: RUF012
@@ -108,6 +109,16 @@ class FratrieEncoderForMaskedLM(FratriePreTrainedModel):
         self.head_norm = build_norm(norm, config.hidden_size, config.norm_eps, config.norm_bias)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=config.lm_head_bias)
         self.post_init()
+
+    def apply_head(
+        self, states: torch.Tensor, inputs: dict[str, Any], call: HeadCall
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Score the vocabulary at every position, or at the masked ones alone."""
+        labels = call.labels
+        if labels is not None and self.training and self.config.sparse_prediction:
+            targets = labels.to(states.device) != IGNORED
+            states, labels = states[targets], labels[targets.to(labels.device)]
+        return self.lm_head(self.head_norm(self.head_act_fn(self.head_dense(states)))), labels
 
     @can_return_tuple
     def forward(
@@ -135,32 +146,22 @@ class FratrieEncoderForMaskedLM(FratriePreTrainedModel):
             `loss`, and `logits` `(B, T, V)`; in training with `config.sparse_prediction` those of the masked tokens
             alone.
         """
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            output_router_logits=self.needs_router_logits(labels, output_router_logits),
-            return_dict=True,
-            **kwargs,
-        )
-        states = outputs.last_hidden_state
-        if labels is not None and self.training and self.config.sparse_prediction:
-            targets = labels.to(states.device) != IGNORED
-            states, labels = states[targets], labels[targets.to(labels.device)]
-        logits = self.lm_head(self.head_norm(self.head_act_fn(self.head_dense(states))))
-        loss = None
-        if labels is not None:
-            loss = token_cross_entropy(logits, labels, num_items_in_batch)
-        share = share_of_batch(labels, num_items_in_batch)
-        return self.head_output(FratrieMaskedLMOutput, outputs, logits, loss, share, attention_mask)
+        inputs = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "token_type_ids": token_type_ids,
+            "position_ids": position_ids,
+            "inputs_embeds": inputs_embeds,
+        }
+        call = HeadCall(labels, output_router_logits, num_items_in_batch)
+        return self.run_with_head(inputs, call, **kwargs)
 
 
-class FratrieEncoderForSequenceClassification(FratriePreTrainedModel):
+class FratrieEncoderForSequenceClassification(SequenceClassifier):
     """The encoder with a head that labels sentences: one label, several at once, or numbers."""
 
     config: FratrieEncoderConfig
+    output_class = FratrieSequenceClassifierOutput
 
     def __init__(self, config: FratrieEncoderConfig) -> None:
         super().__init__(config)
@@ -194,36 +195,34 @@ class FratrieEncoderForSequenceClassification(FratriePreTrainedModel):
         Returns:
             `loss` and `logits` `(B, M)`.
         """
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            output_router_logits=self.needs_router_logits(labels, output_router_logits),
-            return_dict=True,
-            **kwargs,
-        )
-        states = outputs.last_hidden_state
-        real_tokens = find_real_tokens(states, input_ids, attention_mask, self.config.pad_token_id)
-        logits = self.classifier(pool(states, real_tokens, self.config.classifier_pooling))
-        loss = None
-        if labels is not None:
-            loss = sequence_classification_loss(logits, labels, self.config, num_items_in_batch)
-        share = share_of_batch(labels, num_items_in_batch)
-        return self.head_output(FratrieSequenceClassifierOutput, outputs, logits, loss, share, attention_mask)
+        inputs = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "token_type_ids": token_type_ids,
+            "position_ids": position_ids,
+            "inputs_embeds": inputs_embeds,
+        }
+        call = HeadCall(labels, output_router_logits, num_items_in_batch)
+        return self.run_with_head(inputs, call, **kwargs)
 
 
-class FratrieEncoderForTokenClassification(FratriePreTrainedModel):
+class FratrieEncoderForTokenClassification(HeadModel):
     """The encoder with a head that labels each token."""
 
     config: FratrieEncoderConfig
+    output_class = FratrieTokenClassifierOutput
 
     def __init__(self, config: FratrieEncoderConfig) -> None:
         super().__init__(config)
         self.model = FratrieEncoderModel(config, add_pooling_layer=False)
         self.classifier = ClassificationHead(config)
         self.post_init()
+
+    def apply_head(
+        self, states: torch.Tensor, inputs: dict[str, Any], call: HeadCall
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Score the labels of every token."""
+        return self.classifier(states), call.labels
 
     @can_return_tuple
     def forward(
@@ -250,28 +249,22 @@ class FratrieEncoderForTokenClassification(FratriePreTrainedModel):
         Returns:
             `loss` and `logits` `(B, T, M)`.
         """
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            output_router_logits=self.needs_router_logits(labels, output_router_logits),
-            return_dict=True,
-            **kwargs,
-        )
-        logits = self.classifier(outputs.last_hidden_state)
-        loss = None
-        if labels is not None:
-            loss = token_cross_entropy(logits, labels, num_items_in_batch)
-        share = share_of_batch(labels, num_items_in_batch)
-        return self.head_output(FratrieTokenClassifierOutput, outputs, logits, loss, share, attention_mask)
+        inputs = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "token_type_ids": token_type_ids,
+            "position_ids": position_ids,
+            "inputs_embeds": inputs_embeds,
+        }
+        call = HeadCall(labels, output_router_logits, num_items_in_batch)
+        return self.run_with_head(inputs, call, **kwargs)
 
 
-class FratrieEncoderForImageClassification(FratriePreTrainedModel):
+class FratrieEncoderForImageClassification(SequenceClassifier):
     """The encoder with a head that labels images (Dosovitskiy et al. 2021)."""
 
     config: FratrieEncoderConfig
+    output_class = FratrieImageClassifierOutput
     main_input_name = "pixel_values"
     input_modalities = ["image"]  # noqa: RUF012 (Hugging Face's form)
 
@@ -304,17 +297,6 @@ class FratrieEncoderForImageClassification(FratriePreTrainedModel):
         Returns:
             `loss` and `logits` `(B, M)`.
         """
-        outputs = self.model(
-            pixel_values=pixel_values,
-            output_router_logits=self.needs_router_logits(labels, output_router_logits),
-            return_dict=True,
-            **kwargs,
-        )
-        states = outputs.last_hidden_state
-        all_tokens = torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
-        logits = self.classifier(pool(states, all_tokens, self.config.classifier_pooling))
-        loss = None
-        if labels is not None:
-            loss = sequence_classification_loss(logits, labels, self.config, num_items_in_batch)
-        share = share_of_batch(labels, num_items_in_batch)
-        return self.head_output(FratrieImageClassifierOutput, outputs, logits, loss, share, None)
+        inputs = {"pixel_values": pixel_values}
+        call = HeadCall(labels, output_router_logits, num_items_in_batch)
+        return self.run_with_head(inputs, call, **kwargs)

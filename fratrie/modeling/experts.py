@@ -1,14 +1,18 @@
 """A mixture of experts in the place of a feed-forward, and the losses that keep its router balanced.
 
-Shapes: N tokens, D hidden, E experts, F width of an expert, P experts a token (top-k).
+Shapes: B batch, T positions, N tokens, D hidden, E experts, F width of an expert, P experts per token (top-k),
+G groups of experts, M experts of a group, L layers.
 """
+
+from typing import NamedTuple
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig
+from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.integrations import use_experts_implementation
 
+from .configuration import FratrieConfig
 from .feed_forward import FeedForward
 
 
@@ -18,7 +22,7 @@ class Router(nn.Module):
     A bias may guide the choice, and groups of experts narrow it (DeepSeek-AI 2024, equations 12 to 16).
     """
 
-    def __init__(self, config: PreTrainedConfig) -> None:
+    def __init__(self, config: FratrieConfig) -> None:
         super().__init__()
         self.num_experts = config.num_experts
         self.top_k = config.num_experts_per_tok
@@ -34,6 +38,12 @@ class Router(nn.Module):
         self.selection_bias: torch.Tensor | None
         bias = torch.zeros(config.num_experts, dtype=exact) if config.router_selection_bias else None
         self.register_buffer("selection_bias", bias)
+
+    def initialise(self, std: float) -> None:
+        """Draw the weights, and choose without a bias (see `FratriePreTrainedModel`)."""
+        init.normal_(self.weight, mean=0.0, std=std)
+        if self.selection_bias is not None:
+            init.zeros_(self.selection_bias)
 
     def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return logits `(N, E)`, and weights and indices `(N, P)` of the chosen experts."""
@@ -72,7 +82,7 @@ class _Experts(nn.Module):
 
     input_proj: str  # the parameter that leads into the experts
 
-    def __init__(self, config: PreTrainedConfig) -> None:
+    def __init__(self, config: FratrieConfig) -> None:
         super().__init__()
         self.num_experts = config.num_experts
         self.hidden_dim = config.hidden_size
@@ -81,6 +91,11 @@ class _Experts(nn.Module):
         rows = self.intermediate_dim * (2 if self.input_proj == "gate_up_proj" else 1)
         setattr(self, self.input_proj, nn.Parameter(torch.empty(self.num_experts, rows, self.hidden_dim)))
         self.down_proj = nn.Parameter(torch.empty(self.num_experts, self.hidden_dim, self.intermediate_dim))
+
+    def initialise(self, std: float) -> None:
+        """Draw the weights (see `FratriePreTrainedModel`)."""
+        for weight in self.parameters(recurse=False):
+            init.normal_(weight, mean=0.0, std=std)
 
     def forward(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
@@ -136,7 +151,7 @@ class GatedExperts(_Experts):
 class MixtureOfExperts(nn.Module):
     """Each token passes the experts that the router chooses, and the shared ones if there are any."""
 
-    def __init__(self, config: PreTrainedConfig) -> None:
+    def __init__(self, config: FratrieConfig) -> None:
         super().__init__()
         self.router = Router(config)
         self.experts = (GatedExperts if config.gated_feed_forward else PlainExperts)(config)
@@ -193,6 +208,51 @@ def router_z_loss(router_logits: tuple[torch.Tensor, ...], attention_mask: torch
         for logits_NE in router_logits
     ]
     return torch.stack(losses).mean()
+
+
+class RouterLosses(NamedTuple):
+    """The losses of the routers of a pass, before their weights; `None` without sparse layers."""
+
+    balance: torch.Tensor | None = None
+    z: torch.Tensor | None = None
+
+    @classmethod
+    def of(
+        cls,
+        config: FratrieConfig,
+        router_logits: tuple[torch.Tensor, ...] | None,
+        attention_mask: torch.Tensor | None,
+    ) -> "RouterLosses":
+        """Compute both over the real tokens.
+
+        Args:
+            config: of the stack.
+            router_logits: `(B · T, E)` per sparse layer.
+            attention_mask: padding `(B, past + T)`, zero there; in another form it says nothing of tokens.
+        """
+        if not router_logits:
+            return cls()
+        mask = None
+        if isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 2:
+            mask = attention_mask[:, -(router_logits[0].shape[0] // attention_mask.shape[0]) :]  # without the past
+        balance = load_balancing_loss(router_logits, config.num_experts_per_tok, mask, config.router_aux_loss_scope)
+        return cls(balance, router_z_loss(router_logits, mask))
+
+    def add_to(
+        self, loss: torch.Tensor | None, config: FratrieConfig, share: torch.Tensor | float
+    ) -> torch.Tensor | None:
+        """Add the weighted losses to that of a head, `share` of them (see `losses.share_of_batch`)."""
+        if loss is None or self.balance is None or self.z is None:
+            return loss
+        assert config.router_aux_loss_coef is not None
+        extra = config.router_aux_loss_coef * self.balance + config.router_z_loss_coef * self.z
+        return loss + (share * extra).to(loss.device)
+
+
+def needs_router_logits(config: FratrieConfig, is_training: bool, requested: bool | None) -> bool:
+    """Whether a pass has to record the routers of a stack: they were asked for, or are part of the training loss."""
+    requested = config.output_router_logits if requested is None else requested
+    return "sparse" in (config.mlp_layer_types or []) and (requested or is_training)
 
 
 def _at_least_float32(numbers: torch.Tensor) -> torch.Tensor:

@@ -5,14 +5,15 @@ Shapes: B batch, T positions, D hidden, F feed-forward.
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
+
+from .configuration import FratrieConfig
 
 
 class FeedForward(nn.Module):
     """`down(act(up(x)))` (Vaswani et al. 2017), or gated `down(act(gate(x)) * up(x))` (Shazeer 2020)."""
 
-    def __init__(self, config: PreTrainedConfig, intermediate_size: int | None = None) -> None:
+    def __init__(self, config: FratrieConfig, intermediate_size: int | None = None) -> None:
         super().__init__()
         size = intermediate_size or config.intermediate_size
         bias = config.feed_forward_bias

@@ -1,22 +1,28 @@
-"""The classification head: pooling of a sentence's tokens, optional dense layers, output layer.
+"""What heads are made of: the course of a pass through stack, head and losses; pooling; the layers of classifiers.
 
-Shapes: B batch, T positions, D hidden, M labels.
+Shapes: B batch, T positions, D hidden, V vocabulary, M labels.
 """
 
 from itertools import pairwise
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
+from transformers.utils.generic import ModelOutput
 
+from .configuration import FratrieConfig, FratrieEncoderConfig
+from .experts import RouterLosses, needs_router_logits
+from .losses import sequence_classification_loss, share_of_batch, token_cross_entropy
 from .normalization import build_norm
+from .outputs import FratrieModelOutput
+from .pretrained import FratriePreTrainedModel
 
 
 class ClassificationHead(nn.Module):
-    """Dense layers with activation and perhaps norm, then one output a label; dropout before each layer."""
+    """Dense layers with activation and perhaps norm, then one output per label; dropout before each layer."""
 
-    def __init__(self, config: PreTrainedConfig) -> None:
+    def __init__(self, config: FratrieConfig) -> None:
         super().__init__()
         sizes = [config.hidden_size, *(config.classifier_hidden_sizes or [])]
         self.dense = nn.ModuleList(
@@ -39,8 +45,9 @@ class ClassificationHead(nn.Module):
 class Pooler(nn.Module):
     """A dense layer and an activation over the vector of the first token (Devlin et al. 2019)."""
 
-    def __init__(self, config: PreTrainedConfig) -> None:
+    def __init__(self, config: FratrieEncoderConfig) -> None:
         super().__init__()
+        assert config.pooler_activation is not None
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         self.act_fn = ACT2FN[config.pooler_activation]
 
@@ -49,8 +56,96 @@ class Pooler(nn.Module):
         return self.act_fn(self.dense(first_BD))
 
 
+class HeadCall(NamedTuple):
+    """What a head is asked for besides the inputs of its stack, as its `forward` documents it."""
+
+    labels: torch.Tensor | None
+    output_router_logits: bool | None
+    num_items_in_batch: torch.Tensor | int | None
+    logits_to_keep: int | torch.Tensor = 0
+
+
+class HeadModel(FratriePreTrainedModel):
+    """A stack, `model`, with a head: what every such model does in a pass. A subclass says what its head computes.
+
+    Class attributes:
+        output_class: what a pass returns.
+        passed_on: what of the stack's outputs is handed on.
+    """
+
+    output_class: ClassVar[type[ModelOutput]]
+    passed_on: ClassVar[tuple[str, ...]] = ("hidden_states", "attentions", "router_logits")
+
+    def apply_head(
+        self, states: torch.Tensor, inputs: dict[str, Any], call: HeadCall
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Score the states of the stack.
+
+        Args:
+            states: `(B, T, D)`.
+            inputs: of the stack, by name.
+            call: what the head is asked for.
+
+        Returns:
+            The logits, and the labels in the form that the loss takes.
+        """
+        raise NotImplementedError
+
+    def compute_loss(
+        self, logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
+    ) -> torch.Tensor:
+        """The loss of the head alone, which is that of tokens unless a subclass says otherwise."""
+        return token_cross_entropy(logits, labels, num_items_in_batch)
+
+    def run_with_head(self, inputs: dict[str, Any], call: HeadCall, **kwargs: Any) -> Any:
+        """Run the stack and the head, and add up the losses.
+
+        Args:
+            inputs: what the stack takes, by name.
+            call: what the head is asked for.
+            **kwargs: for the stack.
+
+        Returns:
+            An `output_class`.
+        """
+        is_training = self.training and call.labels is not None
+        recorded = needs_router_logits(self.config, is_training, call.output_router_logits)
+        outputs: FratrieModelOutput = self.model(**inputs, output_router_logits=recorded, return_dict=True, **kwargs)
+        assert outputs.last_hidden_state is not None
+        logits, labels = self.apply_head(outputs.last_hidden_state, inputs, call)
+        loss = None if labels is None else self.compute_loss(logits, labels, call.num_items_in_batch)
+        router = RouterLosses.of(self.config, outputs.router_logits, inputs.get("attention_mask"))
+        return self.output_class(
+            loss=router.add_to(loss, self.config, share_of_batch(labels, call.num_items_in_batch)),
+            logits=logits,
+            aux_loss=router.balance,
+            z_loss=router.z,
+            **{name: getattr(outputs, name) for name in self.passed_on},
+        )
+
+
+class SequenceClassifier(HeadModel):
+    """What classifiers of texts and images share: pooling, the classification head, the loss by problem type."""
+
+    classifier: ClassificationHead
+
+    def apply_head(
+        self, states: torch.Tensor, inputs: dict[str, Any], call: HeadCall
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Classify `(B, T, D)` by the real tokens of each row."""
+        mask = inputs.get("attention_mask")
+        real_tokens = find_real_tokens(states, inputs.get("input_ids"), mask, self.config.pad_token_id)
+        return self.classifier(pool(states, real_tokens, self.config.classifier_pooling)), call.labels
+
+    def compute_loss(
+        self, logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
+    ) -> torch.Tensor:
+        """The loss of `config.problem_type` (see `sequence_classification_loss`)."""
+        return sequence_classification_loss(logits, labels, self.config, num_items_in_batch)
+
+
 def pool(hidden_states: torch.Tensor, real_tokens: torch.Tensor, pooling: str) -> torch.Tensor:
-    """One vector a sentence.
+    """One vector per sentence.
 
     Args:
         hidden_states: `(B, T, D)`.

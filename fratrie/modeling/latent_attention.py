@@ -1,4 +1,4 @@
-"""Multi-head latent attention: keys and values are kept as one small vector a token (DeepSeek-AI 2024, section 2.1).
+"""Multi-head latent attention: keys and values are kept as one small vector per token (DeepSeek-AI 2024, section 2.1).
 
 Shapes: B batch, T queries, S keys, D hidden, H heads, L latent size, R turned part of a head, P rest of a query or
 key head, V value head.
@@ -6,21 +6,39 @@ key head, V value head.
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig
 
 from .attention import SoftmaxAttention
+from .configuration import FratrieConfig
 from .normalization import build_norm
+from .plans import Plan
 
 # The latent norms have an epsilon of their own.
 _LATENT_EPS = 1e-6
 
 
 class LatentAttention(SoftmaxAttention):
-    """Softmax attention whose cache holds a latent vector and a turned key a token, which all heads share."""
+    """Softmax attention whose cache holds a latent vector and a turned key per token, which all heads share."""
 
-    def build_projections(self, config: PreTrainedConfig, key_value_size: int) -> None:
-        """The maps into and out of the latents; queries may have a latent of their own (`q_lora_rank`)."""
+    layer_types = ("full_attention",)
+    enabled_by = "kv_lora_rank"
+    fits_paged_cache = False
+
+    @classmethod
+    def check(cls, config: FratrieConfig, layer_type: str) -> None:
+        """Refuse heads that do not come from the latents (see `Mixer.check`)."""
+        if config.kv_lora_rank is None:
+            raise ValueError("mixer_types has latent layers, but kv_lora_rank=None: set it to the size of a latent.")
+        if config.num_key_value_heads != config.num_attention_heads or config.query_key_norm is not None:
+            raise ValueError(
+                f"kv_lora_rank={config.kv_lora_rank} makes keys of every head from one latent vector: leave out "
+                f"num_key_value_heads={config.num_key_value_heads} and query_key_norm={config.query_key_norm}."
+            )
+
+    def build_projections(self, config: FratrieConfig) -> None:
+        """Add the maps into and out of the latents; queries may have a latent of their own (`q_lora_rank`)."""
         heads, rest, turned = config.num_attention_heads, config.qk_nope_head_dim, config.head_dim
+        assert config.kv_lora_rank is not None and config.v_head_dim is not None
+        assert rest is not None and turned is not None
         self.sizes = (rest, turned)
         self.value_size = config.v_head_dim
         self.latent_size = config.kv_lora_rank
@@ -37,27 +55,54 @@ class LatentAttention(SoftmaxAttention):
         self.kv_up_proj = nn.Linear(self.latent_size, heads * (rest + self.value_size), bias=False)
         self.o_proj = nn.Linear(heads * self.value_size, config.hidden_size, bias=config.attention_output_bias)
 
+    @classmethod
+    def tensor_parallel_plan(cls, config: FratrieConfig) -> Plan:
+        """What leads into the latents is whole on every device, what leads out of them is split by heads."""
+        queries = "q_proj" if config.q_lora_rank is None else "q_up_proj"
+        return {queries: "colwise", "kv_down_proj": "mla_kv_a_proj", "kv_up_proj": "colwise", "o_proj": "rowwise"}
+
     def project_query(
-        self, x_BTD: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None
+        self, x_BTD: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor] | None = None
     ) -> torch.Tensor:
         """Return the queries `(B, H, T, P + R)`, their last part turned."""
         if hasattr(self, "q_proj"):
-            query = self.q_proj(x_BTD)
+            query_BTX = self.q_proj(x_BTD)
         else:
-            query = self.q_up_proj(self.q_latent_norm(self.q_down_proj(x_BTD)))
-        rest, turned = query.unflatten(-1, (-1, sum(self.sizes))).transpose(1, 2).split(self.sizes, dim=-1)
-        return torch.cat((rest, self.turn(turned, position_embeddings)), dim=-1)
+            query_BTX = self.q_up_proj(self.q_latent_norm(self.q_down_proj(x_BTD)))
+        heads = query_BTX.unflatten(-1, (-1, sum(self.sizes))).transpose(1, 2)
+        rest_BHTP, turned_BHTR = heads.split(self.sizes, dim=-1)
+        return torch.cat((rest_BHTP, self.turn(turned_BHTR, turns)), dim=-1)
 
     def project_key_value(
-        self, x_BSD: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None
+        self, x_BSD: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor] | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return what the cache keeps, as of one head: the latents `(B, 1, S, L)` and turned keys `(B, 1, S, R)`."""
-        latent, turned = self.kv_down_proj(x_BSD).unsqueeze(1).split((self.latent_size, self.sizes[1]), dim=-1)
-        return self.kv_latent_norm(latent), self.turn(turned, position_embeddings)
+        down = self.kv_down_proj(x_BSD).unsqueeze(1)
+        latent_B1SL, turned_B1SR = down.split((self.latent_size, self.sizes[1]), dim=-1)
+        return self.kv_latent_norm(latent_B1SL), self.turn(turned_B1SR, turns)
 
-    def expand_key_value(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def expand_key_value(self, key_B1SL: torch.Tensor, value_B1SR: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys `(B, H, S, P + R)` and values `(B, H, S, V)` of all heads from the latents and the turned keys."""
-        latent, turned = key, value
-        expanded = self.kv_up_proj(latent.squeeze(1)).unflatten(-1, (-1, self.sizes[0] + self.value_size))
-        rest, value = expanded.transpose(1, 2).split((self.sizes[0], self.value_size), dim=-1)
-        return torch.cat((rest, turned.expand(-1, rest.shape[1], -1, -1)), dim=-1), value
+        expanded_BSHX = self.kv_up_proj(key_B1SL.squeeze(1)).unflatten(-1, (-1, self.sizes[0] + self.value_size))
+        rest_BHSP, value_BHSV = expanded_BSHX.transpose(1, 2).split((self.sizes[0], self.value_size), dim=-1)
+        return torch.cat((rest_BHSP, value_B1SR.expand(-1, rest_BHSP.shape[1], -1, -1)), dim=-1), value_BHSV
+
+    def score_flops(self, queries: int, keys: int) -> int:
+        """FLOPs of scores, and of values mixed by them, which are of another size."""
+        return 2 * queries * keys * self.config.num_attention_heads * (sum(self.sizes) + self.value_size)
+
+    @classmethod
+    def numbers_kept(cls, config: FratrieConfig) -> int:
+        """A latent and a turned key per token."""
+        assert config.kv_lora_rank is not None and config.head_dim is not None
+        return config.kv_lora_rank + config.head_dim
+
+    @classmethod
+    def projection_numbers(cls, config: FratrieConfig, keys_per_query: float = 1.0) -> float:
+        """Latents before and behind their norms, queries, expanded keys and values, and the mixed values."""
+        assert config.kv_lora_rank is not None and config.head_dim is not None
+        assert config.qk_nope_head_dim is not None and config.v_head_dim is not None
+        query = config.num_attention_heads * (config.qk_nope_head_dim + config.head_dim)
+        value = config.num_attention_heads * config.v_head_dim
+        latents = 2 * (config.kv_lora_rank + (config.q_lora_rank or 0))
+        return config.hidden_size + latents + 2 * query + 2 * value

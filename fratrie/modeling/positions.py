@@ -8,11 +8,14 @@ Shapes: B batch, T queries, S keys, D hidden, H heads, C head size, R rotated pa
 
 import copy
 import math
+from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig
+from transformers import initialization as init
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, dynamic_rope_update
+
+from .configuration import FratrieConfig
 
 
 class LearnedPositions(nn.Embedding):
@@ -55,8 +58,8 @@ class SinusoidalPositions(nn.Module):
         # The rounding of an angle grows with the position, so angles are taken in float64 where the device has it.
         dtype = torch.float32 if device.type == "mps" else torch.float64
         exponents = torch.arange(0, self.hidden_size, 2, device=device, dtype=dtype) / self.hidden_size
-        angles_BTF = position_ids_BT[..., None].to(dtype) / 10_000.0**exponents
-        waves = torch.stack((angles_BTF.sin(), angles_BTF.cos()), dim=-1 if self.layout == "interleaved" else -2)
+        angles_BTX = position_ids_BT[..., None].to(dtype) / 10_000.0**exponents
+        waves = torch.stack((angles_BTX.sin(), angles_BTX.cos()), dim=-1 if self.layout == "interleaved" else -2)
         return waves.flatten(-2).float()
 
 
@@ -70,15 +73,16 @@ class FratrieRotaryEmbedding(nn.Module):
     inv_freq: torch.Tensor
     original_inv_freq: torch.Tensor
 
-    def __init__(self, config: PreTrainedConfig, layer_type: str | None = None) -> None:
+    def __init__(self, config: FratrieConfig, layer_type: str | None = None) -> None:
         super().__init__()
+        parameters: dict[str, Any] = dict(config.rope_parameters or {})
         if layer_type is not None:
-            config, parameters = copy.copy(config), config.rope_parameters[layer_type]
+            config, parameters = copy.copy(config), parameters[layer_type]
             config.rope_parameters = parameters
         self.config = config
         # These four names are Hugging Face's contract for scaled rotary embeddings.
         self.max_seq_len_cached = self.original_max_seq_len = config.max_position_embeddings
-        self.rope_type = config.rope_parameters["rope_type"]
+        self.rope_type = parameters["rope_type"]
         self.rope_init_fn = ROPE_INIT_FUNCTIONS.get(self.rope_type, self.compute_default_rope_parameters)
         inv_freq, self.attention_scaling = self.rope_init_fn(config)
         self.register_buffer("inv_freq", inv_freq, persistent=False)
@@ -86,12 +90,14 @@ class FratrieRotaryEmbedding(nn.Module):
 
     @staticmethod
     def compute_default_rope_parameters(
-        config: PreTrainedConfig, device: torch.device | None = None, **_: object
+        config: FratrieConfig, device: torch.device | None = None, **_: object
     ) -> tuple[torch.Tensor, float]:
         """Return the unscaled inverse frequencies `(R/2,)` and the factor 1."""
-        rotated = int(config.head_dim * config.rope_parameters.get("partial_rotary_factor", 1.0))
+        assert config.head_dim is not None
+        parameters: dict[str, Any] = dict(config.rope_parameters or {})
+        rotated = int(config.head_dim * parameters.get("partial_rotary_factor", 1.0))
         exponents = torch.arange(0, rotated, 2, dtype=torch.float32, device=device) / rotated
-        return 1.0 / config.rope_parameters["rope_theta"] ** exponents, 1.0
+        return 1.0 / parameters["rope_theta"] ** exponents, 1.0
 
     @dynamic_rope_update
     @torch.no_grad()
@@ -125,7 +131,7 @@ def rotate(
 class RelativePositionBias(nn.Module):
     """A trained number a head and a bucket of distances, added to the scores (T5: Raffel et al. 2020, section 2.1)."""
 
-    def __init__(self, config: PreTrainedConfig) -> None:
+    def __init__(self, config: FratrieConfig) -> None:
         super().__init__()
         self.bidirectional = not config.is_causal_stack
         self.num_buckets = config.relative_num_buckets
@@ -162,10 +168,14 @@ class AlibiPositionBias(nn.Module):
 
     slopes_H: torch.Tensor
 
-    def __init__(self, config: PreTrainedConfig) -> None:
+    def __init__(self, config: FratrieConfig) -> None:
         super().__init__()
         self.num_heads = config.num_attention_heads
         self.register_buffer("slopes_H", self.compute_slopes(), persistent=False)
+
+    def initialise(self, std: float) -> None:
+        """Fill in the slopes (see `FratriePreTrainedModel`)."""
+        init.copy_(self.slopes_H, self.compute_slopes())
 
     def compute_slopes(self) -> torch.Tensor:
         """The paper's slopes: a geometric sequence, for other numbers of heads than powers of two filled up from
@@ -179,3 +189,33 @@ class AlibiPositionBias(nn.Module):
         """Return the bias `(1, H, T, S)` in float32."""
         distance_TS = (key_positions_S[None, :] - query_positions_T[:, None]).abs()
         return -(self.slopes_H[:, None, None] * distance_TS).unsqueeze(0)
+
+
+def build_position_embeddings(config: FratrieConfig) -> nn.Module | None:
+    """What is added to the embeddings for their positions."""
+    match config.position_type:
+        case "learned":
+            return LearnedPositions(config.max_position_embeddings, config.hidden_size, config.position_offset)
+        case "sinusoidal":
+            return SinusoidalPositions(config.hidden_size, config.sinusoid_layout)
+    return None
+
+
+def build_rotary_embeddings(config: FratrieConfig) -> nn.ModuleDict | FratrieRotaryEmbedding | None:
+    """What turns queries and keys: one for all layers, or one per layer type."""
+    if config.position_type != "rotary":
+        return None
+    rope: dict[Any, Any] = dict(config.rope_parameters or {})
+    if "rope_type" in rope:
+        return FratrieRotaryEmbedding(config)
+    return nn.ModuleDict({kind: FratrieRotaryEmbedding(config, kind) for kind in rope})
+
+
+def build_position_bias(config: FratrieConfig) -> RelativePositionBias | AlibiPositionBias | None:
+    """What is added to the attention scores."""
+    match config.position_type:
+        case "relative":
+            return RelativePositionBias(config)
+        case "alibi":
+            return AlibiPositionBias(config)
+    return None

@@ -16,12 +16,14 @@ from transformers.utils.deprecation import deprecate_kwarg
 from transformers.utils.generic import can_return_tuple
 
 from .configuration import FratrieConfig
-from .decoder import FratrieDecoderModel
+from .decoder import FratrieDecoderModel, prefill_at_once
 from .encoder import FratrieEncoderModel
+from .experts import RouterLosses, needs_router_logits
 from .losses import IGNORED, share_of_batch, token_cross_entropy
 from .outputs import FratrieModelOutput, FratrieSeq2SeqLMOutput, FratrieSeq2SeqModelOutput, ModelKwargs
+from .pretrained import FratriePreTrainedModel
 from .seq2seq_configuration import FratrieSeq2SeqConfig
-from .stack import RECORDS, FratriePreTrainedModel, prefill_at_once
+from .stack import RECORDS
 
 
 class FratrieSeq2SeqPreTrainedModel(FratriePreTrainedModel):
@@ -238,11 +240,12 @@ class FratrieSeq2SeqForConditionalGeneration(FratrieSeq2SeqPreTrainedModel, Gene
     ) -> Any:
         decoder, kind = self.config.stacks[1], generation_config.cache_implementation or "dynamic"
         no_new_one = model_kwargs.get("cache") is not None or generation_config.use_cache is False
-        if no_new_one or kind == "quantized" or "linear_attention" not in (decoder.layer_types or []):
+        if no_new_one or kind == "quantized" or all(mixer.keeps_tokens for mixer in decoder.mixers):
             return super()._prepare_cache_for_generation(  # type: ignore[misc]
                 generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
             )
-        # Hugging Face lays out the cache of the encoder's states like the decoder's own, and fails at linear layers.
+        # Hugging Face lays out the cache of the encoder's states like the decoder's own, and fails at layers that keep
+        # no tokens.
         own: Cache
         if kind in ALL_STATIC_CACHE_IMPLEMENTATIONS:
             own = StaticCache(decoder, max_cache_length, offloading="offloaded" in kind)
@@ -306,8 +309,8 @@ class FratrieSeq2SeqForConditionalGeneration(FratrieSeq2SeqPreTrainedModel, Gene
             decoder_inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
             output_router_logits=any(
-                stack.needs_router_logits(labels, output_router_logits)
-                for stack in (self.model.encoder, self.model.decoder)
+                needs_router_logits(stack, self.training and labels is not None, output_router_logits)
+                for stack in self.config.stacks
             ),
             return_dict=True,
             **kwargs,
@@ -316,17 +319,18 @@ class FratrieSeq2SeqForConditionalGeneration(FratrieSeq2SeqPreTrainedModel, Gene
         if self.config.scale_decoder_outputs:
             states = states * self.config.stacks[1].hidden_size ** -0.5
         logits = self.lm_head(states)
-        encoder_router = self.model.encoder.router_losses(outputs.encoder_router_logits, attention_mask)
+        encoder_config, decoder_config = self.config.stacks
+        encoder_router = RouterLosses.of(encoder_config, outputs.encoder_router_logits, attention_mask)
         real_tokens = decoder_attention_mask
         if real_tokens is None and labels is not None:
             real_tokens = (labels != IGNORED).flip(1).cumsum(1).flip(1) > 0  # up to the last target
-        decoder_router = self.model.decoder.router_losses(outputs.decoder_router_logits, real_tokens)
+        decoder_router = RouterLosses.of(decoder_config, outputs.decoder_router_logits, real_tokens)
         loss = None
         if labels is not None:
             loss = token_cross_entropy(logits, labels, num_items_in_batch)
             share = share_of_batch(labels, num_items_in_batch)
-            loss = self.model.encoder.add_router_losses(loss, encoder_router, share)
-            loss = self.model.decoder.add_router_losses(loss, decoder_router, share)
+            loss = encoder_router.add_to(loss, encoder_config, share)
+            loss = decoder_router.add_to(loss, decoder_config, share)
         return FratrieSeq2SeqLMOutput(
             loss=loss,
             logits=logits,
@@ -337,8 +341,8 @@ class FratrieSeq2SeqForConditionalGeneration(FratrieSeq2SeqPreTrainedModel, Gene
             encoder_last_hidden_state=outputs.encoder_last_hidden_state,
             encoder_hidden_states=outputs.encoder_hidden_states,
             encoder_attentions=outputs.encoder_attentions,
-            aux_loss=_mean(encoder_router[0], decoder_router[0]),
-            z_loss=_mean(encoder_router[1], decoder_router[1]),
+            aux_loss=_mean(encoder_router.balance, decoder_router.balance),
+            z_loss=_mean(encoder_router.z, decoder_router.z),
             encoder_router_logits=outputs.encoder_router_logits,
             decoder_router_logits=outputs.decoder_router_logits,
         )

@@ -3,16 +3,26 @@
 import difflib
 import math
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from .base_configuration import require_tokens_in_vocabulary
-from .mixers import MIXERS
+
+if TYPE_CHECKING:
+    from .configuration import FratrieConfig
+    from .mixer import Mixer
 
 _FLOAT32_PARTS = {"rotations", "expert_weights", "down_proj"}
+
+
+def mixer_registry() -> dict[str, type["Mixer"]]:
+    """The mixers by name; imported here, since they are built on configurations."""
+    from .mixers import MIXERS
+
+    return MIXERS
 
 
 def require(condition: bool, message: str) -> None:
@@ -33,7 +43,7 @@ def require_finite_numbers(config: PreTrainedConfig) -> None:
     require(config.initializer_range >= 0, f"initializer_range={config.initializer_range} must not be negative.")
 
 
-def check_stack(config: PreTrainedConfig) -> None:
+def check_stack(config: "FratrieConfig") -> None:
     """Refuse contradictory fields of a `FratrieConfig`.
 
     Raises:
@@ -46,7 +56,7 @@ def check_stack(config: PreTrainedConfig) -> None:
     _check_head(config)
 
 
-def _check_sizes(config: PreTrainedConfig) -> None:
+def _check_sizes(config: "FratrieConfig") -> None:
     for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim",
                  "num_key_value_heads", "intermediate_size", "max_position_embeddings",
                  "linear_chunk_size"):  # fmt: skip
@@ -69,7 +79,7 @@ def _check_sizes(config: PreTrainedConfig) -> None:
     require_tokens_in_vocabulary(config, config.vocab_size)
 
 
-def _check_positions(config: PreTrainedConfig) -> None:
+def _check_positions(config: "FratrieConfig") -> None:
     uses = {"position_offset": ("learned", 0), "sinusoid_layout": ("sinusoidal", "interleaved"),
             "rope_interleaved": ("rotary", False)}  # fmt: skip
     for name, (kind, neutral) in uses.items():
@@ -96,7 +106,7 @@ def _check_positions(config: PreTrainedConfig) -> None:
         )
 
 
-def _check_rotary(config: PreTrainedConfig) -> None:
+def _check_rotary(config: "FratrieConfig") -> None:
     parameters: dict[Any, Any] = dict(config.rope_parameters or {})
     # Hugging Face completes sets for layer types that the model has not into one set for all.
     one_set = "rope_type" in parameters and not any(isinstance(value, dict) for value in parameters.values())
@@ -116,34 +126,38 @@ def _check_rotary(config: PreTrainedConfig) -> None:
         require(rope["rope_type"] in known, f"rope_type={rope['rope_type']!r} is unknown: use {', '.join(known)}.")
 
 
-def _check_mixers(config: PreTrainedConfig) -> None:
-    for name in ("layer_types", "mlp_layer_types"):
+def _check_mixers(config: "FratrieConfig") -> None:
+    for name in ("layer_types", "mixer_types", "mlp_layer_types"):
         entries = len(getattr(config, name) or [])
         require(
             entries == config.num_hidden_layers,
             f"{name} has {entries} entries for num_hidden_layers={config.num_hidden_layers}: give one a layer.",
         )
-    known = ", ".join(sorted(MIXERS))
-    for index, layer_type in enumerate(config.layer_types or []):
-        require(layer_type in MIXERS, f"layer_types[{index}]={layer_type!r} is unknown: use {known}.")
-        mixer = MIXERS[layer_type]
+    _check_latents(config)
+    mixers = config.mixers
+    for index, (layer_type, mixer) in enumerate(zip(config.layer_types or [], mixers, strict=True)):
+        place = f"mixer_types[{index}]={(config.mixer_types or [])[index]!r}"
         require(
-            mixer.supports_position_bias or config.position_type not in ("relative", "alibi"),
+            layer_type in mixer.layer_types,
+            f"{place} runs under {', '.join(mixer.layer_types)}, not under layer_types[{index}]={layer_type!r}: give "
+            "one of the two lists alone, or make them agree.",
+        )
+        runs = mixer.runs_causal if config.is_causal_stack else mixer.runs_bidirectional
+        direction = "causal" if config.is_causal_stack else "bidirectional"
+        require(runs, f"{place} cannot be part of a {direction} stack: choose another mixer.")
+        require(
+            mixer.takes_position_bias or config.position_type not in ("relative", "alibi"),
             f"layer_types[{index}]={layer_type!r} takes no position bias, as position_type="
             f"{config.position_type!r} needs: choose another position_type, or another layer type.",
         )
-    _check_latents(config)
-    sliding = "sliding_attention" in (config.layer_types or [])
-    require(
-        not sliding or (config.sliding_window or 0) > 0,
-        f"layer_types has sliding layers, but sliding_window={config.sliding_window}: set it to a positive size.",
-    )
-    # The cache holds what a window has before the newest token, and of nothing Hugging Face's keeps everything.
-    require(
-        not sliding or not config.is_causal_stack or config.sliding_window != 1,
-        f"sliding_window={config.sliding_window} would let a token see itself alone, for which no cache is made: "
-        "set it to at least 2.",
-    )
+        mixer.check(config, layer_type)
+    for name, mixer in mixer_registry().items():
+        given = mixer.enabled_by and getattr(config, mixer.enabled_by)
+        require(
+            given is None or mixer in mixers,
+            f"{mixer.enabled_by}={given} has no use without a {mixer.layer_types[0]!r} layer in layer_types="
+            f"{config.layer_types} whose mixer is {name!r}.",
+        )
     require(
         config.first_input_norm or config.mixer_input_norm is not None,
         "first_input_norm=False has no use without mixer_input_norm.",
@@ -154,7 +168,7 @@ def _check_mixers(config: PreTrainedConfig) -> None:
     )
 
 
-def _check_latents(config: PreTrainedConfig) -> None:
+def _check_latents(config: "FratrieConfig") -> None:
     names = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "v_head_dim")
     given = {name: value for name in names if (value := getattr(config, name)) is not None}
     if not given:
@@ -162,19 +176,9 @@ def _check_latents(config: PreTrainedConfig) -> None:
     for name, value in given.items():
         require(value > 0, f"{name}={value} must be at least 1.")
     require(config.kv_lora_rank is not None, f"{given} have no use without kv_lora_rank.")
-    require(
-        "full_attention" in (config.layer_types or []),
-        f"kv_lora_rank={config.kv_lora_rank} has no use without a 'full_attention' layer in layer_types="
-        f"{config.layer_types}.",
-    )
-    require(
-        config.num_key_value_heads == config.num_attention_heads and config.query_key_norm is None,
-        f"kv_lora_rank={config.kv_lora_rank} makes keys of every head from one latent vector: leave out "
-        f"num_key_value_heads={config.num_key_value_heads} and query_key_norm={config.query_key_norm}.",
-    )
 
 
-def _check_feed_forward(config: PreTrainedConfig) -> None:
+def _check_feed_forward(config: "FratrieConfig") -> None:
     for name in ("hidden_act", "classifier_activation", "head_activation", "pooler_activation"):
         activation = getattr(config, name, None)
         if activation is None:
@@ -216,7 +220,7 @@ def _check_feed_forward(config: PreTrainedConfig) -> None:
         _check_router(config)
 
 
-def _check_router(config: PreTrainedConfig) -> None:
+def _check_router(config: "FratrieConfig") -> None:
     groups, chosen = config.router_num_groups, config.router_groups_per_tok
     require(
         1 <= chosen <= groups,
@@ -236,7 +240,7 @@ def _check_router(config: PreTrainedConfig) -> None:
     )
 
 
-def _check_head(config: PreTrainedConfig) -> None:
+def _check_head(config: "FratrieConfig") -> None:
     known = (None, "regression", "single_label_classification", "multi_label_classification")
     require(
         config.problem_type in known,
@@ -265,6 +269,6 @@ def _check_head(config: PreTrainedConfig) -> None:
         all(0 < w < float("inf") for w in config.pos_weight or []), f"pos_weight={config.pos_weight} must be positive."
     )
     require(
-        all(0 <= t <= 1 for t in config.label_thresholds or []),
+        all(0 <= t <= 1 for t in config.label_thresholds or [] if not isinstance(t, str)),  # by order, not by name
         f"label_thresholds={config.label_thresholds} must lie in [0, 1].",
     )

@@ -4,10 +4,13 @@ import copy
 
 import pytest
 import torch
+from layouts import rows_of_mixer, rows_of_stack
 from transformers.cache_utils import EncoderDecoderCache
 
 from fratrie import FratrieDecoderConfig, FratrieDecoderModel, FratrieEncoderConfig, FratrieEncoderModel
 from fratrie.modeling.attention import CrossAttention, SoftmaxAttention
+from fratrie.modeling.layout import Rows
+from fratrie.modeling.masks import GivenMask
 
 implementations = pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 
@@ -74,7 +77,7 @@ PATTERN = torch.tensor(
 def test_masked_pattern_of_the_slides(implementation):
     model = build(True, head_dim=6, num_attention_heads=1, attention_scale=1.0, attn_implementation=implementation)
     mixer, identity = model.layers[0].mixer, torch.eye(6, dtype=torch.float64)[None, None]
-    mask = model.build_mask("full_attention", torch.empty(1, 6, 16, dtype=torch.float64), None)
+    mask = rows_of_mixer(mixer, torch.empty(1, 6, 16, dtype=torch.float64)).masks["scores", "full_attention"]
     mixed, weights = mixer.attend(SCORES.T[None, None], identity, identity, mask, None)
     # With the identity for values, the output is the pattern itself.
     torch.testing.assert_close(mixed[0, :, 0].T, PATTERN, rtol=0, atol=6e-3)
@@ -134,7 +137,8 @@ def test_scale_multiplies_the_scores(implementation):
     reference.q_proj.weight.data.mul_(2)
     reference.q_proj.bias.data.mul_(2)
     hidden = torch.randn(1, 5, 16).double()
-    close(mixer(hidden)[0], reference(hidden)[0])
+    layout = rows_of_mixer(mixer, hidden)
+    close(mixer(hidden, layout)[0], reference(hidden, layout)[0])
 
 
 @pytest.mark.parametrize("norm", ["rms_norm", "layer_norm"])
@@ -146,8 +150,8 @@ def test_query_key_norm_acts_on_each_head_before_the_rotation(norm):
         factors = torch.tensor([1.0, 3.0, 0.5, 10.0]).double().repeat_interleave(4)
         getattr(scaled, name).weight.data.mul_(factors[:, None])
         getattr(scaled, name).bias.data.mul_(factors)
-    turn = model.rotary_emb(hidden, torch.arange(5)[None])
-    close(scaled(hidden, turn)[0], mixer(hidden, turn)[0], 1e-3)  # epsilon aside
+    layout = rows_of_stack(model, hidden)
+    close(scaled(hidden, layout)[0], mixer(hidden, layout)[0], 1e-3)  # epsilon aside
     query = mixer.split_heads(mixer.q_proj(hidden))
     deviation = query - query.mean(-1, keepdim=True) if norm == "layer_norm" else query
     normed = deviation / (deviation.square().mean(-1, keepdim=True) + 1e-5).sqrt() * mixer.query_norm.weight
@@ -176,9 +180,10 @@ def test_biases(inner, outer):
 def test_attention_dropout_acts_in_training_only(implementation):
     mixer = build(attention_dropout=0.5, attn_implementation=implementation).layers[0].mixer
     hidden = torch.randn(1, 6, 16).double()
-    close(mixer(hidden)[0], mixer(hidden)[0])
+    layout = rows_of_mixer(mixer, hidden)
+    close(mixer(hidden, layout)[0], mixer(hidden, layout)[0])
     mixer.train()
-    assert not torch.allclose(mixer(hidden)[0], mixer(hidden)[0])
+    assert not torch.allclose(mixer(hidden, layout)[0], mixer(hidden, layout)[0])
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -212,12 +217,8 @@ def test_eager_gradients_stay_finite_in_float16_with_bias_and_empty_rows():
     hidden = torch.randn(2, 40, 16).half().requires_grad_()
     mask = torch.ones(2, 40, dtype=torch.long)
     mask[0, :35] = 0
-    outputs, _ = model.layers[0].mixer(
-        hidden,
-        None,
-        model.build_mask("full_attention", hidden, mask),
-        position_bias=model.build_bias("full_attention", 40, hidden.device) * 100,
-    )
+    layout = rows_of_stack(model, hidden, mask)
+    outputs, _ = model.layers[0].mixer(hidden, layout, layout.biases["full_attention"] * 100)
     assert outputs.isfinite().all()
     outputs.float().sum().backward()
     assert hidden.grad.isfinite().all()
@@ -249,7 +250,7 @@ def test_cross_attention_equals_its_formula(implementation, groups):
             heads.append(scores.softmax(-1) @ value[:, shared])
         expected.append(mixer.o_proj(torch.cat(heads, -1)))
     expected = torch.stack(expected)
-    outputs, _ = mixer(hidden, states)
+    outputs, _ = mixer(hidden, states, Rows(shape=(2, 3), given=GivenMask()))
     close(outputs, expected)
     inputs, weights = [hidden, states, *mixer.parameters()], torch.randn_like(outputs)
     gradients, wanted = (torch.autograd.grad((x * weights).sum(), inputs) for x in (outputs, expected))
@@ -333,15 +334,16 @@ def test_packed_rows_cannot_attend_an_encoder():
 def test_sliding_concerns_self_attention_alone():
     fields = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 2}
     assert cross("sdpa", **fields).sliding_window is None
-    assert SoftmaxAttention(config(True, **fields), 0, True).sliding_window == 2
+    assert SoftmaxAttention(config(True, **fields), 0).sliding_window == 2
 
 
 def test_the_implementation_can_be_changed_after_construction():
     model = build(attn_implementation="eager")
     hidden = torch.randn(1, 4, 16).double()
-    with_weights, weights = model.layers[0].mixer(hidden)
+    layout = rows_of_stack(model, hidden)
+    with_weights, weights = model.layers[0].mixer(hidden, layout)
     assert weights is not None
     model.set_attn_implementation("sdpa")
-    without_weights, weights = model.layers[0].mixer(hidden)
+    without_weights, weights = model.layers[0].mixer(hidden, rows_of_stack(model, hidden))
     assert weights is None
     close(with_weights, without_weights)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from layouts import rows_of_mixer
 
 from fratrie import FratrieDecoderConfig, norm_slots
 from fratrie.modeling.block import Block
@@ -37,6 +38,7 @@ def test_layouts(position, norm):
     )
     block = build(**slots)
     x, states = torch.randn(2, 3, 8).double(), torch.randn(2, 4, 8).double()
+    layout = rows_of_mixer(block.mixer, x)
 
     def branch(x, function, before, after):
         match position:
@@ -49,15 +51,15 @@ def test_layouts(position, norm):
             case "none":
                 return x + function(x)
 
-    expected = branch(x, lambda y: block.mixer(y)[0], block.mixer_input_norm, block.mixer_output_norm)
+    expected = branch(x, lambda y: block.mixer(y, layout)[0], block.mixer_input_norm, block.mixer_output_norm)
     expected = branch(
         expected,
-        lambda y: block.cross_attention(y, states)[0],
+        lambda y: block.cross_attention(y, states, layout)[0],
         block.cross_attention_input_norm,
         block.cross_attention_output_norm,
     )
     expected = branch(expected, block.feed_forward, block.feed_forward_input_norm, block.feed_forward_output_norm)
-    torch.testing.assert_close(block(x, encoder_hidden_states=states), expected)
+    torch.testing.assert_close(block(x, states, layout=layout), expected)
 
 
 def test_slots_can_be_filled_one_by_one():
@@ -68,19 +70,21 @@ def test_slots_can_be_filled_one_by_one():
     ]
     assert kinds == ["Identity", "RMSNorm", "Identity", "Identity"]
     x = torch.randn(2, 3, 8).double()
-    expected = x + block.mixer_output_norm(block.mixer(x)[0])
-    torch.testing.assert_close(block(x), expected + block.feed_forward(expected))
+    layout = rows_of_mixer(block.mixer, x)
+    expected = x + block.mixer_output_norm(block.mixer(x, layout)[0])
+    torch.testing.assert_close(block(x, layout=layout), expected + block.feed_forward(expected))
 
 
 def test_residual_dropout_acts_on_each_branch_in_training():
     block, x = build(hidden_dropout=0.5), torch.randn(2, 3, 8).double()
-    torch.testing.assert_close(block(x), block(x))
+    layout = rows_of_mixer(block.mixer, x)
+    torch.testing.assert_close(block(x, layout=layout), block(x, layout=layout))
     block.train()
     torch.manual_seed(3)
-    dropped = block(x)
+    dropped = block(x, layout=layout)
     torch.manual_seed(3)
     drop = torch.nn.functional.dropout
-    expected = x + drop(block.mixer(block.mixer_input_norm(x))[0], 0.5)
+    expected = x + drop(block.mixer(block.mixer_input_norm(x), layout)[0], 0.5)
     expected = expected + drop(block.feed_forward(block.feed_forward_input_norm(expected)), 0.5)
     torch.testing.assert_close(dropped, expected)
 
@@ -88,7 +92,8 @@ def test_residual_dropout_acts_on_each_branch_in_training():
 def test_cross_attention_is_left_out_without_the_encoders_states():
     """A decoder that could attend an encoder is then one of text alone."""
     block, x = build(), torch.randn(2, 3, 8).double()
-    alone, with_states = block(x), block(x, encoder_hidden_states=torch.randn(2, 4, 8).double())
+    layout = rows_of_mixer(block.mixer, x)
+    alone, with_states = block(x, layout=layout), block(x, torch.randn(2, 4, 8).double(), layout=layout)
     block.cross_attention = None
-    assert torch.equal(alone, block(x))
+    assert torch.equal(alone, block(x, layout=layout))
     assert (with_states - alone).abs().min() > 0

@@ -199,6 +199,7 @@ SHARED = {
     "relative_num_buckets": Case(16, weights, {"position_type": "relative"}),
     "relative_max_distance": Case(9, output, {"position_type": "relative", "relative_num_buckets": 8}),
     "layer_types": Case(["full_attention", "linear_attention"], output),
+    "mixer_types": Case(["softmax", "latent"], weights, {"kv_lora_rank": 8}),
     "sliding_window": Case(2, output, {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}),
     # A causal sum in other pieces differs in its last bits.
     "linear_chunk_size": Case(5, output, {"layer_types": ["linear_attention"] * 2}),

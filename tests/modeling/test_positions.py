@@ -14,6 +14,8 @@ from transformers.models.modernbert.modeling_modernbert import ModernBertRotaryE
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from fratrie import FratrieDecoderConfig, FratrieDecoderModel, FratrieEncoderConfig, FratrieEncoderModel
+from fratrie.modeling.layout import Rows
+from fratrie.modeling.masks import GivenMask
 from fratrie.modeling.positions import (
     AlibiPositionBias,
     FratrieRotaryEmbedding,
@@ -253,7 +255,9 @@ def test_rotary_by_layer_type_equals_modernbert(model_class, dtype, tmp_path):
     assert loaded.config.rope_parameters == LAYERED
     places, states = torch.tensor([[0, 1, 2, 3], [7, 40, 900, 2]]), torch.zeros(2, 4, 32, dtype=torch.float64)
     for each in (layered_model(model_class), loaded):
-        turns = each.rotations(states, places)
+        layout = Rows(shape=(2, 4), given=GivenMask(), positions=places)
+        each.complete(layout, states, None)
+        turns = layout.rotations
         assert set(turns) == set(LAYERED)
         for kind, turn in turns.items():
             for actual, wanted in zip(turn, theirs(states, places, kind), strict=True):

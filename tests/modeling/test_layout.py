@@ -1,9 +1,10 @@
-"""Padded and packed batches are two forms of the same documents: properties of `find_packing`, then of the models."""
+"""Padded and packed batches are two forms of the same documents: properties of `find_groups`, then of the models."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._pytree import tree_leaves
 from transformers.cache_utils import DynamicCache
 
 from fratrie import (
@@ -13,7 +14,9 @@ from fratrie import (
     FratrieEncoderConfig,
     FratrieEncoderModel,
 )
-from fratrie.modeling.packing import find_packing, map_groups
+from fratrie.modeling.layout import Groups, Rows, find_groups
+from fratrie.modeling.masks import GivenMask
+from fratrie.modeling.stack import FratrieStack
 
 VOCAB = 30
 
@@ -61,11 +64,11 @@ def flat(draw):
 batches = st.one_of(padded(), packed(), flat())
 
 
-def documents_of(packing):
+def documents_of(layout):
     """The cells of each document, as the groups lay them out."""
     return [
-        packing.cells_N[index[mask]].tolist()
-        for group in packing.groups
+        layout.cells_N[index[mask]].tolist()
+        for group in layout.groups
         for index, mask in zip(group.index_GL, group.mask_GL, strict=True)
     ]
 
@@ -74,57 +77,65 @@ def documents_of(packing):
 @given(batch=batches, one_group=st.booleans())
 def test_finds_the_documents(batch, one_group):
     shape, mask, positions, bounds, documents = batch
-    packing = find_packing(shape, mask, positions, bounds, one_group)
+    layout = find_groups(shape, mask, positions, bounds, one_group)
     whole_rows = len(documents) == shape[0] and all(len(cells) == shape[1] for cells in documents)
-    assert (packing is None) == (whole_rows or not documents)
-    if packing is None:
+    assert (layout is None) == (whole_rows or not documents)
+    if layout is None:
         return
-    assert packing.shape == shape
-    assert packing.cells_N.tolist() == [cell for cells in documents for cell in cells]
-    assert packing.positions_N.tolist() == [place for cells in documents for place in range(len(cells))]
-    assert sorted(documents_of(packing)) == sorted(documents)
+    assert layout.shape == shape
+    assert layout.cells_N.tolist() == [cell for cells in documents for cell in cells]
+    assert layout.positions[0].tolist() == [place for cells in documents for place in range(len(cells))]
+    assert sorted(documents_of(layout)) == sorted(documents)
     rows = [cells[0] // shape[1] for cells in documents]
-    assert packing.has_packed_rows == (len(set(rows)) < len(rows))
+    assert layout.has_packed_rows == (len(set(rows)) < len(rows))
     if one_group:
-        assert len(packing.groups) == 1 and documents_of(packing) == documents
+        assert len(layout.groups) == 1 and documents_of(layout) == documents
 
 
 @settings(max_examples=100, deadline=None)
 @given(batch=batches, one_group=st.booleans())
 def test_groups_hold_each_token_once_and_little_padding(batch, one_group):
-    packing = find_packing(*batch[:4], one_group)
-    if packing is None:
+    layout = find_groups(*batch[:4], one_group)
+    if layout is None:
         return
-    tokens = torch.cat([group.index_GL[group.mask_GL] for group in packing.groups])
-    assert sorted(tokens.tolist()) == list(range(len(packing.cells_N)))
-    for group in packing.groups:
+    tokens = torch.cat([group.index_GL[group.mask_GL] for group in layout.groups])
+    assert sorted(tokens.tolist()) == list(range(len(layout.cells_N)))
+    for group in layout.groups:
         lengths = group.mask_GL.sum(1)
         assert lengths.max() == group.mask_GL.shape[1]  # no column of padding
         assert torch.equal(group.mask_GL, torch.arange(len(group.mask_GL[0])) < lengths[:, None])
         assert one_group or lengths.min() >= lengths.max() * 0.6
-        assert group.index_GL.min() >= 0 and group.index_GL.max() < len(packing.cells_N)
+        assert group.index_GL.min() >= 0 and group.index_GL.max() < len(layout.cells_N)
 
 
 @settings(max_examples=100, deadline=None)
 @given(batch=batches, one_group=st.booleans(), trailing=st.sampled_from([(), (3,), (2, 2)]))
 def test_every_form_comes_back(batch, one_group, trailing):
-    packing = find_packing(*batch[:4], one_group)
-    if packing is None:
+    layout = find_groups(*batch[:4], one_group)
+    if layout is None:
         return
-    x = torch.randn(*packing.shape, *trailing)
-    tokens = packing.pack(x)
-    assert tokens.shape == (1, len(packing.cells_N), *trailing)
-    real = torch.zeros(packing.shape).flatten().index_fill(0, packing.cells_N, 1).view(packing.shape).bool()
-    back = packing.unpack(tokens)
+    x = torch.randn(*layout.shape, *trailing)
+    tokens = layout.pack(x)
+    assert tokens.shape == (1, len(layout.cells_N), *trailing)
+    real = torch.zeros(layout.shape).flatten().index_fill(0, layout.cells_N, 1).view(layout.shape).bool()
+    back = layout.unpack(tokens)
     assert torch.equal(back[real], x[real]) and not back[~real].any()
-    assert torch.equal(packing.gather([group.rows(tokens) for group in packing.groups]), tokens)
-    added, _ = map_groups(lambda a, b: (a + b, None), packing, [tokens, 2 * tokens], ())
-    torch.testing.assert_close(added, 3 * tokens)
+    assert torch.equal(layout.gather([group.rows(tokens) for group in layout.groups]), tokens)
+    layout.masks["padding", "any"] = [group.mask_GL for group in layout.groups]
+    for token_dim in (1, 2):
+        states = tokens.unsqueeze(-1).transpose(1, token_dim)
+        added, _ = layout.run(
+            lambda a, b, mask, bias, dim=token_dim: ((a + b).transpose(1, dim), None),
+            [states, 2 * states],
+            ("padding", "any"),
+            token_dim=token_dim,
+        )
+        torch.testing.assert_close(added, 3 * tokens.unsqueeze(-1))
 
 
 def test_one_row_of_values_serves_all_rows():
-    packing = find_packing((2, 3), torch.tensor([[1, 1, 0], [0, 1, 1]]), None)
-    assert packing.pack(torch.arange(3)[None]).tolist() == [[0, 1, 1, 2]]
+    layout = find_groups((2, 3), torch.tensor([[1, 1, 0], [0, 1, 1]]), None)
+    assert layout.pack(torch.arange(3)[None]).tolist() == [[0, 1, 1, 2]]
 
 
 @pytest.mark.parametrize(
@@ -135,26 +146,39 @@ def test_one_row_of_values_serves_all_rows():
         (None, torch.arange(4)[None]),
         (torch.ones(2, 4), torch.tensor([[0, 1, 2, 3], [5, 6, 8, 9]])),
         (torch.zeros(2, 4), None),
-        (torch.ones(2, 1, 4, 4), None),
     ],
-    ids=["nothing", "ones", "rising", "gaps", "no token", "ready mask"],
+    ids=["nothing", "ones", "rising", "gaps", "no token"],
 )
 def test_nothing_to_pack(mask, positions):
-    assert find_packing((2, 4), mask, positions) is None
+    assert find_groups((2, 4), mask, positions) is None
 
 
 def test_given_positions_are_kept():
     positions = torch.tensor([[3, 4, 6, 2, 3]])
-    packing = find_packing((1, 5), None, positions)
-    assert packing.positions_N.tolist() == [3, 4, 6, 2, 3]
-    assert [int(group.mask_GL.sum()) for group in packing.groups] == [5] and len(packing.groups[0].mask_GL) == 2
+    layout = find_groups((1, 5), None, positions)
+    assert layout.positions[0].tolist() == [3, 4, 6, 2, 3]
+    assert [int(group.mask_GL.sum()) for group in layout.groups] == [5] and len(layout.groups[0].mask_GL) == 2
 
 
 def test_positions_of_padding_do_not_count():
     mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
     positions = torch.tensor([[1, 1, 0, 1, 2], [0, 1, 2, 3, 4]])
-    packing = find_packing((2, 5), mask, positions)
-    assert not packing.has_packed_rows and packing.positions_N.tolist() == [0, 1, 2, 0, 1, 2, 3, 4]
+    layout = find_groups((2, 5), mask, positions)
+    assert not layout.has_packed_rows and layout.positions[0].tolist() == [0, 1, 2, 0, 1, 2, 3, 4]
+
+
+@settings(max_examples=50, deadline=None)
+@given(batch=batches, one_group=st.booleans())
+def test_a_layout_moves_to_another_device_whole(batch, one_group):
+    """As accelerate moves what a layer is called with, before a layer that lies elsewhere."""
+    shape, mask = batch[:2]
+    layout = find_groups(*batch[:4], one_group) or Rows(shape=shape, given=GivenMask.read(mask))
+    layout.masks["scores", "full_attention"] = [torch.ones(1), None]
+    layout.rotations["full_attention"] = (torch.ones(1), torch.ones(1))
+    moved = layout.to(torch.device("meta"))
+    assert type(moved) is type(layout) and moved.shape == layout.shape
+    for value in vars(moved).values():
+        assert all(leaf.is_meta for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
 
 
 # --- models --------------------------------------------------------------------------------------------------------
@@ -242,14 +266,14 @@ def test_every_form_of_the_documents_gives_equal_outputs(causal, name, lengths, 
 
 @pytest.fixture
 def packed_passes(monkeypatch):
-    taken = []
-    for model_class in (FratrieEncoderModel, FratrieDecoderModel):
+    taken, original = [], FratrieStack.run
 
-        def spy(self, packing, *args, _original=model_class.run_packed, **kwargs):
-            taken.append(len(packing.cells_N))
-            return _original(self, packing, *args, **kwargs)
+    def spy(self, inputs, layout, *args, **kwargs):
+        if isinstance(layout, Groups):
+            taken.append(len(layout.cells_N))
+        return original(self, inputs, layout, *args, **kwargs)
 
-        monkeypatch.setattr(model_class, "run_packed", spy)
+    monkeypatch.setattr(FratrieStack, "run", spy)
     return taken
 
 

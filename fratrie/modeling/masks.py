@@ -1,0 +1,164 @@
+"""What a caller may say of which tokens are seen, and the forms in which mixers take it.
+
+Shapes: B batch, T queries, S keys (past and present).
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import torch
+from transformers.cache_utils import Cache
+from transformers.masking_utils import (
+    AttentionMaskInterface,
+    create_bidirectional_mask,
+    create_bidirectional_sliding_window_mask,
+    create_causal_mask,
+    create_sliding_window_causal_mask,
+)
+
+from .configuration import FratrieConfig
+
+# "scores": a mask of the scores, as the attention implementation takes it; it follows the layer type.
+# "padding": real tokens `(B, T)`, or `None`: what lies after the last token of a document may pass for real, which a
+#     causal mixer does not feel.
+# "lengths": real tokens `(B, T)`, or `None` where all are real: for mixers that must not take padding for a token
+#     anywhere, since they sort, compress or read from the end.
+MaskForm = Literal["scores", "padding", "lengths"]
+
+_SCORE_MASKS = {
+    ("full_attention", True): create_causal_mask,
+    ("full_attention", False): create_bidirectional_mask,
+    ("sliding_attention", True): create_sliding_window_causal_mask,
+    ("sliding_attention", False): create_bidirectional_sliding_window_mask,
+}
+
+
+class GivenMask(NamedTuple):
+    """The attention mask of a caller, by its form.
+
+    Attributes:
+        padding: `(B, S)`, zero at padding.
+        ready: a mask of the scores, `(B, 1, T, S)`, or what else an attention implementation takes.
+        by_layer_type: a mask that is ready for each layer type.
+    """
+
+    padding: torch.Tensor | None = None
+    ready: Any = None
+    by_layer_type: Mapping[str, Any] | None = None
+
+    @classmethod
+    def read(cls, attention_mask: Any) -> "GivenMask":
+        """Sort out what the caller gave.
+
+        Raises:
+            ValueError: for a tensor that is neither padding nor a mask of the scores.
+        """
+        if isinstance(attention_mask, dict):
+            return cls(by_layer_type=attention_mask)
+        if not isinstance(attention_mask, torch.Tensor) or attention_mask.ndim == 4:
+            return cls(ready=attention_mask)
+        if attention_mask.ndim == 2:
+            return cls(padding=attention_mask)
+        raise ValueError(
+            f"An attention_mask of shape {tuple(attention_mask.shape)} is neither padding (batch, length) nor a mask "
+            "that is ready, (batch, 1, queries, keys)."
+        )
+
+
+def build_mask(
+    config: FratrieConfig,
+    kind: tuple[MaskForm, str],
+    states: torch.Tensor,
+    given: GivenMask,
+    cache: Cache | None = None,
+    position_ids: torch.Tensor | None = None,
+) -> Any:
+    """The mask of rows of tokens.
+
+    Args:
+        config: of the stack.
+        kind: form of the mask, and layer type.
+        states: `(B, T, …)`, of which shape, dtype and device are read.
+        given: the caller's mask.
+        cache: the past.
+        position_ids: `(B or 1, T)`, where the caller gave them; positions that start anew separate documents.
+
+    Raises:
+        ValueError: for a layer type that `given` leaves out, a mask of scores for a mixer that has none, and padding
+            that the attention implementation would not see.
+    """
+    form, layer_type = kind
+    if given.by_layer_type is not None:
+        if layer_type not in given.by_layer_type:
+            raise ValueError(
+                f"attention_mask has {sorted(given.by_layer_type)}, but no mask of {layer_type!r}: add it."
+            )
+        return given.by_layer_type[layer_type]
+    if given.padding is not None:
+        _require_mask_function(config)
+    if form == "scores":
+        mask = given.padding if given.ready is None else given.ready
+        if isinstance(given.ready, torch.Tensor):
+            mask = ready_mask(given.ready, states.dtype, config._attn_implementation)
+        make_mask = _SCORE_MASKS[layer_type, config.is_causal_stack]
+        return make_mask(config, states, mask, cache=cache, position_ids=position_ids)
+    if given.ready is not None:
+        raise ValueError(
+            f"Layers of the type {layer_type!r} have no scores to mask: give the padding as attention_mask (batch, "
+            f"length), not {tuple(given.ready.shape)}."
+        )
+    # Hugging Face's own function takes a single token for real, which lets padding into the state of linear attention.
+    return None if given.padding is None else given.padding[:, -states.shape[1] :]
+
+
+def ready_mask(mask: torch.Tensor, dtype: torch.dtype, implementation: str | None) -> torch.Tensor:
+    """A mask `(B, 1, T, S)` of the caller's own, true or 0 where a query sees a key, as the implementation takes it.
+
+    Raises:
+        ValueError: for numbers that may mean either.
+    """
+    if mask.dtype == torch.bool:
+        seen = torch.zeros((), dtype=dtype, device=mask.device)
+        return torch.where(mask, seen, torch.finfo(dtype).min) if implementation == "eager" else mask
+    if not mask.is_floating_point():
+        raise ValueError(
+            f"A 4D attention_mask of {mask.dtype} may mean either: give booleans (true where a query sees a key) or "
+            "floating-point numbers to add to the scores."
+        )
+    return mask
+
+
+def build_cross_mask(
+    config: FratrieConfig, shape: tuple[int, int], encoder_states: torch.Tensor, padding: torch.Tensor | None
+) -> Any:
+    """The mask by which queries of `shape` `(B, T)` attend the states `(B, S, D)` of an encoder.
+
+    Args:
+        config: of the decoder.
+        shape: of the queries.
+        encoder_states: what is attended.
+        padding: `(B, S)`, zero at padding; or a mask of the scores that is ready.
+
+    Raises:
+        ValueError: for padding of another shape, or that the attention implementation would not see.
+    """
+    given = GivenMask.read(padding)
+    if given.padding is not None:
+        if given.padding.shape != encoder_states.shape[:2] and not torch.compiler.is_compiling():
+            raise ValueError(
+                f"An attention_mask of shape {tuple(given.padding.shape)} does not fit states of shape "
+                f"{tuple(encoder_states.shape[:2])}."
+            )
+        _require_mask_function(config)
+    queries = encoder_states.new_empty(*shape, 1)  # Hugging Face's function reads the shape of states
+    return create_bidirectional_mask(config, queries, padding, encoder_hidden_states=encoder_states)
+
+
+def _require_mask_function(config: FratrieConfig) -> None:
+    """Refuse padding where the attention implementation is not registered with `AttentionMaskInterface`."""
+    name = config._attn_implementation
+    if name not in AttentionMaskInterface():
+        raise ValueError(
+            f"attn_implementation={name!r} has no mask function, so it would attend padding: register one, for "
+            f"example AttentionMaskInterface.register({name!r}, sdpa_mask)."
+        )
