@@ -250,14 +250,14 @@ def test_stream_resumes_bit_identically(tmp_path, workers):
 
 
 def test_stream_needs_steps_and_rows(tmp_path):
-    with pytest.raises(ValueError, match="max_steps"):
+    with pytest.raises(ValueError, match="a stream has no length: give max_steps, the number of optimizer steps"):
         run(tmp_path, rows=stream())
     with pytest.raises(ValueError, match="fewer rows than the 4 of one step"):
         run(tmp_path, rows=stream(3), max_steps=2)
 
 
 def test_no_rows(tmp_path):
-    with pytest.raises(ValueError, match="no rows"):
+    with pytest.raises(ValueError, match="the training data has no rows; give files that hold text"):
         run(tmp_path, rows=Dataset.from_list([]))
 
 

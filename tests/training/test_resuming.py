@@ -119,18 +119,18 @@ def nan_labels(rows):
 
 
 @pytest.mark.parametrize(
-    ("error", "changes"),
+    ("error", "message", "changes"),
     [
-        (ValueError, {"warmup_steps": 1000}),
-        (ValueError, {"rows": Dataset.from_list([])}),
-        (ValueError, {"rows": stream(3), "max_steps": 2}),
-        (NonFiniteLossError, {"model": multi_label_bert(), "collator": nan_labels}),
+        (ValueError, "warmup_steps=1000", {"warmup_steps": 1000}),
+        (ValueError, "the training data has no rows", {"rows": Dataset.from_list([])}),
+        (ValueError, "fewer rows than the 4 of one step", {"rows": stream(3), "max_steps": 2}),
+        (NonFiniteLossError, "step 1: the loss is nan", {"model": multi_label_bert(), "collator": nan_labels}),
     ],
 )
-def test_a_run_that_cannot_begin_leaves_the_earlier_one(tmp_path, error, changes):
+def test_a_run_that_cannot_begin_leaves_the_earlier_one(tmp_path, error, message, changes):
     run(tmp_path, max_steps=2, save_steps=1, report_to="tensorboard")
     before = snapshot(tmp_path)
-    with pytest.raises(error):
+    with pytest.raises(error, match=message):
         run(tmp_path, overwrite_output_dir=True, **changes)
     assert snapshot(tmp_path) == before
 
