@@ -4,7 +4,7 @@ BIN := .venv/bin
 export HF_HUB_OFFLINE = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: demo demo-scratch test lint install ecosystem clean
+.PHONY: demo demo-scratch test test-quick lint install ecosystem clean
 
 install: .venv/.installed
 
@@ -27,6 +27,10 @@ demo-scratch: install
 
 test: install ecosystem
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses=2 --dist=worksteal --durations=15
+
+# What takes seconds, several processes or other tools is left out; each other test runs once a sibling or family.
+test-quick: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --quick --ignore=tests/ecosystem --numprocesses=2 --dist=worksteal
 
 lint: install
 	$(BIN)/ruff check .

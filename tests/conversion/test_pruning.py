@@ -225,6 +225,7 @@ def test_what_cannot_be_pruned_is_a_named_error():
             prune_vocabulary(encoder(), unigram(), texts)
 
 
+@pytest.mark.slow
 def test_the_real_vocabulary_for_the_shipped_corpus(caplog):
     """The training part in the vocabulary, the test part outside of it."""
     corpus = load_family_relations()

@@ -25,7 +25,7 @@ from fratrie import FratrieDecoderConfig, FratrieEncoderConfig, FratrieSeq2SeqCo
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-IS_SCRIPT = re.compile(r"python scripts/[^|>&;]*$").match
+IS_SCRIPT = re.compile(r"python (scripts/|-m )[^|>&;]*$").match
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -43,24 +43,36 @@ def blocks_of(page):
     return blocks
 
 
-def scripts_of(code):
-    """The arguments of each command of a block that only calls scripts, else nothing."""
-    lines = code.replace("\\\n", " ").strip().splitlines()
-    return [shlex.split(line)[1:] for line in lines] if all(map(IS_SCRIPT, lines)) else []
+def pieces_of(code):
+    """The code of a block in pieces: each command that calls a script or module, and the lines between them."""
+    lines = code.replace("\\\n", " ").splitlines()
+    pieces = []
+    for line in lines:
+        if IS_SCRIPT(line):
+            pieces.append((True, line))
+        elif pieces and not pieces[-1][0]:
+            pieces[-1] = (False, f"{pieces[-1][1]}\n{line}")
+        else:
+            pieces.append((False, line))
+    return pieces
 
 
-def run_scripts(commands, monkeypatch):
-    """Run scripts in this process, which has read the libraries already: what a shell would do, in half the time."""
+def run_script(arguments, monkeypatch):
+    """Run a script or module as a shell would, but in this process, which has read the libraries already."""
     printed = io.StringIO()
-    for arguments in commands:
-        AcceleratorState._reset_state(True)
-        GradientState._reset_state()
-        monkeypatch.setattr(sys, "argv", arguments)
-        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-            try:
+    if of_module := arguments[0] == "-m":
+        arguments = arguments[1:]
+    AcceleratorState._reset_state(True)
+    GradientState._reset_state()
+    monkeypatch.setattr(sys, "argv", arguments)
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        try:
+            if of_module:
+                runpy.run_module(arguments[0], run_name="__main__")
+            else:
                 runpy.run_path(arguments[0], run_name="__main__")
-            except SystemExit as stop:
-                assert not stop.code, printed.getvalue()
+        except SystemExit as stop:
+            assert not stop.code, printed.getvalue()
     return printed.getvalue()
 
 
@@ -90,7 +102,14 @@ def run_as_doctest(code, namespace, name, line):
     namespace.update(test.globs)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=page.stem, marks=pytest.mark.ecosystem if page.stem == "ecosystem" else ())
+        for page in PAGES
+    ],
+)
 def test_every_block_of_a_page_runs_and_prints_what_stands_there(page, tmp_path, monkeypatch):
     for name in ("scripts", "fratrie"):
         (tmp_path / name).symlink_to(ROOT / name)
@@ -104,10 +123,13 @@ def test_every_block_of_a_page_runs_and_prints_what_stands_there(page, tmp_path,
         assert language in ("bash", "python"), f"{place}: {language or 'no language'} cannot be run"
         if language == "python":
             printed = run_in_python(code, namespace)
-        elif (scripts := scripts_of(code)) and "error:" not in (output or ""):
-            printed = run_scripts(scripts, monkeypatch)
-        else:
+        elif "error:" in (output or ""):
             printed = run_in_shell(code, tmp_path, output)
+        else:
+            printed = "".join(
+                run_script(shlex.split(piece)[1:], monkeypatch) if is_script else run_in_shell(piece, tmp_path, output)
+                for is_script, piece in pieces_of(code)
+            )
         if output is not None and not doctest.OutputChecker().check_output(output, printed, FLAGS):
             pytest.fail(f"{place} is to print\n{output}\nbut printed\n{printed}")
 

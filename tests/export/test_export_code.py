@@ -184,6 +184,7 @@ def plan_moved(folder):
     return [plan_outputs(model, moved, "AutoModelForMaskedLM", padded_inputs("encoder"))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", ["heads", "moved"])
 def test_every_head_loads_without_fratrie_and_gives_the_same(readings, plan):
     for call, (answer, tensors), (name, values) in readings[plan]:
@@ -207,6 +208,7 @@ def same(answer, expected):
     return answer == expected
 
 
+@pytest.mark.slow
 def test_pipelines_and_tokenizers_work_without_fratrie(readings):
     for call, (answer, _), expected in readings["pipelines"]:
         assert same(answer, json.loads(json.dumps(expected, default=float))), call

@@ -10,6 +10,7 @@ import torch
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForImageClassification,
     AutoModelForMaskedLM,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
@@ -22,6 +23,7 @@ import fratrie
 from fratrie import norm_slots
 
 ENCODER, DECODER, SEQ2SEQ = SIBLINGS = ("encoder", "decoder", "seq2seq")
+IMAGE = "image"  # the encoder with patches in the place of tokens: a sibling of its own in these tests
 
 # Sizes that differ from one another wherever they can, so that no mixed-up dimension passes.
 SIZES = {
@@ -57,6 +59,16 @@ LLAMA = {
     "hidden_act": "silu",
     "gated_feed_forward": True,
     "tie_word_embeddings": False,
+}
+VIT = {
+    **norm_slots("pre"),
+    "embedding_norm": None,
+    "patch_size": 4,
+    "image_size": 12,
+    "num_channels": 3,
+    "max_position_embeddings": 10,  # nine patches and the vector that stands for the image
+    "classifier_pooling": "first",
+    "num_labels": 5,
 }
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 
@@ -184,14 +196,26 @@ COMBINATIONS = (
                 "linear attention in the encoder; sliding and linear attention and experts in the decoder",
                 {"position_type": "rotary", "encoder": {"layer_types": [LINEAR, LINEAR]},
                  "decoder": {"layer_types": [SLIDING, LINEAR], "sliding_window": 3, "num_experts": 4}}, (SEQ2SEQ,)),
+    Combination("vit", "images, classified by the vector before their patches", VIT, (IMAGE,)),
+    Combination("vit_post_norm_mean", "images, norms after each sum, the mean of all vectors",
+                {**VIT, **norm_slots("post"), "embedding_norm": "layer_norm", "classifier_pooling": "mean"}, (IMAGE,)),
+    Combination("vit_rotary_experts", "images, rotary positions, gated experts, both losses of the router",
+                {**VIT, "position_type": "rotary", "num_experts": 4, "gated_feed_forward": True,
+                 "router_z_loss_coef": 0.01}, (IMAGE,)),
+    Combination("vit_mixers", "images, sinusoidal positions, sliding and linear attention",
+                {**VIT, "position_type": "sinusoidal", "layer_types": [SLIDING, LINEAR], "sliding_window": 2},
+                (IMAGE,)),
+    Combination("vit_relative", "images, relative positions, a dense layer before the labels",
+                {**VIT, "position_type": "relative", "classifier_hidden_sizes": [16]}, (IMAGE,)),
 )  # fmt: skip
 
 CONFIGS: dict[str, type[PreTrainedConfig]] = {
     ENCODER: fratrie.FratrieEncoderConfig,
     DECODER: fratrie.FratrieDecoderConfig,
     SEQ2SEQ: fratrie.FratrieSeq2SeqConfig,
+    IMAGE: fratrie.FratrieEncoderConfig,
 }
-# Each head of each sibling, with the Auto class that loads it; the first is the one that predicts tokens.
+# Each head of each sibling, with the Auto class that loads it; the first is the one that it is for.
 HEADS: dict[str, dict[str, tuple[type[PreTrainedModel], Any]]] = {
     ENCODER: {
         "language_model": (fratrie.FratrieEncoderForMaskedLM, AutoModelForMaskedLM),
@@ -217,6 +241,10 @@ HEADS: dict[str, dict[str, tuple[type[PreTrainedModel], Any]]] = {
         "language_model": (fratrie.FratrieSeq2SeqForConditionalGeneration, AutoModelForSeq2SeqLM),
         "base": (fratrie.FratrieSeq2SeqModel, AutoModel),
     },
+    IMAGE: {
+        "image_classification": (fratrie.FratrieEncoderForImageClassification, AutoModelForImageClassification),
+        "base": (fratrie.FratrieEncoderModel, AutoModel),
+    },
 }
 
 
@@ -238,10 +266,13 @@ class Case:
         """The tiny configuration of this case."""
         return CONFIGS[self.sibling](**{**SIZES, **self.combination.fields, **overrides})
 
-    def build(self, head: str = "language_model", **overrides: Any) -> PreTrainedModel:
-        """A seeded model in evaluation mode, whose biases and norms have left their neutral first values."""
+    def build(self, head: str | None = None, **overrides: Any) -> PreTrainedModel:
+        """A seeded model in evaluation mode, whose biases and norms have left their neutral first values.
+
+        The head is the sibling's first one by default: it predicts tokens, or labels images.
+        """
         torch.manual_seed(0)
-        model = HEADS[self.sibling][head][0](self.config(**overrides)).eval()
+        model = HEADS[self.sibling][head or first_head(self.sibling)][0](self.config(**overrides)).eval()
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.15 * torch.randn_like(parameter))
@@ -251,17 +282,44 @@ class Case:
 CASES = [Case(combination, sibling) for combination in COMBINATIONS for sibling in combination.siblings]
 
 
+def first_head(sibling: str) -> str:
+    """The head that a sibling is for."""
+    return next(iter(HEADS[sibling]))
+
+
 def cases(*siblings: str, names: tuple[str, ...] | None = None) -> list[Case]:
-    """The cases of some siblings, or of all of them; of some combinations, or of all of them."""
+    """The cases of some siblings, or of all those of text; of some combinations, or of all of them."""
     known = {combination.name for combination in COMBINATIONS}
     assert known.issuperset(names or ()), set(names or ()) - known
     return [case for case in CASES if case.sibling in (siblings or SIBLINGS) and (names is None or case.name in names)]
 
 
-def case_of(sibling: str, name: str = "default") -> Case:
-    """The case with these two names."""
-    (case,) = cases(sibling, names=(name,))
+def case_of(sibling: str, name: str | None = None) -> Case:
+    """The case with these two names, or a sibling's first one."""
+    (case,) = cases(sibling, names=(name or ("vit" if sibling == IMAGE else "default"),))
     return case
+
+
+def choices(case: Case) -> set[Any]:
+    """What a case chooses: the values of its fields, numbers only as given or not, and how its layers attend."""
+    found: set[Any] = set()
+    for stack in stack_configs(case.config()):
+        for name, value in stack.to_dict().items():
+            for each in value if isinstance(value, list) else [value]:
+                kind = each if isinstance(each, str) else str(sorted(each)) if isinstance(each, dict) else bool(each)
+                found.add((name, kind))
+        groups = stack.num_attention_heads // stack.num_key_value_heads
+        found |= {("groups", groups > 1), *((case.sibling, stack.position_type, kind) for kind in stack.layer_types)}
+    return found
+
+
+def spread(chosen: list[Case]) -> list[Case]:
+    """Few of these cases that make every choice that any of them makes, for tests that take long."""
+    left, few = set().union(*map(choices, chosen)), []
+    while left:
+        few.append(max(chosen, key=lambda case: len(left & choices(case))))
+        left -= choices(few[-1])
+    return few
 
 
 # Lengths of the documents of a batch (of its inputs, for an encoder-decoder), and of an encoder-decoder's outputs.
@@ -283,7 +341,9 @@ def pad(rows: Documents, side: str = "right", value: int = 0) -> tuple[torch.Ten
 
 
 def padded_inputs(sibling: str, side: str = "right", rows: slice = slice(None)) -> dict[str, torch.Tensor]:
-    """Ids and masks of (some rows of) the batch of documents, in the form of a sibling."""
+    """Ids and masks of (some rows of) the batch of documents, in the form of a sibling; or of three images."""
+    if sibling == IMAGE:
+        return {"pixel_values": torch.randn(3, 3, 12, 12, generator=torch.Generator().manual_seed(1))[rows]}
     input_ids, attention_mask = pad(documents()[rows], side)
     inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
     if sibling == SEQ2SEQ:
@@ -293,8 +353,10 @@ def padded_inputs(sibling: str, side: str = "right", rows: slice = slice(None)) 
 
 
 def training_inputs(sibling: str) -> dict[str, torch.Tensor]:
-    """A padded batch with labels for the head that predicts tokens."""
+    """A batch with labels for the sibling's first head."""
     inputs = padded_inputs(sibling)
+    if sibling == IMAGE:
+        return inputs | {"labels": torch.tensor([4, 0, 2])}
     if sibling == SEQ2SEQ:
         ids, mask = inputs.pop("decoder_input_ids"), inputs["decoder_attention_mask"]
     else:
@@ -306,7 +368,9 @@ def training_inputs(sibling: str) -> dict[str, torch.Tensor]:
 
 
 def output_mask(sibling: str, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Which positions of a model's output belong to real tokens."""
+    """Which positions of a model's output belong to real tokens; of images, all."""
+    if sibling == IMAGE:
+        return torch.ones(len(inputs["pixel_values"]), dtype=torch.bool)
     return inputs["decoder_attention_mask" if sibling == SEQ2SEQ else "attention_mask"].bool()
 
 
@@ -322,9 +386,9 @@ def stack_configs(config: PreTrainedConfig) -> list[PreTrainedConfig]:
 
 def markdown_table() -> str:
     """All combinations as a table: name, siblings, description."""
-    rows = ["| combination | " + " | ".join(SIBLINGS) + " | what it sets |", "|---|:-:|:-:|:-:|---|"]
+    rows = ["| combination | " + " | ".join(HEADS) + " | what it sets |", "|---|:-:|:-:|:-:|:-:|---|"]
     for combination in COMBINATIONS:
-        marks = " | ".join("✓" if sibling in combination.siblings else "" for sibling in SIBLINGS)
+        marks = " | ".join("✓" if sibling in combination.siblings else "" for sibling in HEADS)
         rows.append(f"| `{combination.name}` | {marks} | {combination.description} |")
     return "\n".join(rows)
 

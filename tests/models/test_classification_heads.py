@@ -3,7 +3,6 @@
 import pytest
 import torch
 from combinations import DECODER, ENCODER, Case, case_of, cases, documents, pad, padded_inputs, training_inputs
-from huggingface_hub.errors import StrictDataclassError
 
 HEAD = "sequence_classification"
 sibling = pytest.mark.parametrize("sibling", [ENCODER, DECODER])
@@ -29,16 +28,6 @@ def test_every_combination_classifies_and_trains_every_parameter(case: Case, hea
         assert parameter.grad is not None, name
         if not name.endswith("k_proj.bias"):
             assert parameter.grad.abs().max() > 0, name
-
-
-@classifying_case
-@torch.no_grad()
-def test_a_sentence_is_classified_alike_alone_and_padded_on_either_side(case: Case):
-    model = case.build(HEAD)
-    alone = torch.cat([model(row[None]).logits for row in documents()])
-    for side in ("right", "left"):
-        logits = model(**padded_inputs(case.sibling, side)).logits
-        torch.testing.assert_close(logits, alone, rtol=2e-5, atol=2e-5)
 
 
 @sibling
@@ -172,7 +161,9 @@ def test_labels_that_do_not_fit_are_named_with_the_way_out(sibling: str, problem
 
 
 def test_an_unknown_problem_type_is_refused():
-    with pytest.raises((ValueError, StrictDataclassError), match="problem_type"):
+    with pytest.raises(
+        ValueError, match=r"^problem_type='multi_label' is unknown: use regression, single_label_class"
+    ):
         case_of(ENCODER).config(problem_type="multi_label")
 
 

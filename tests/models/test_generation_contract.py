@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 from combinations import DECODER, LINEAR, SEQ2SEQ, SIZES, SLIDING, Case, case_of, cases, documents, stack_configs
-from test_generation import NEW, generate, prompts
+from greedy import NEW, generate, prompts
 from torch._dynamo.utils import counters
 from transformers import CompileConfig
 from transformers.cache_utils import StaticCache
@@ -242,6 +242,7 @@ def test_an_exported_step_with_a_static_cache_scores_as_the_model_does(case: Cas
         torch.testing.assert_close(logits, expected[:, place : place + 1], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_an_exported_encoder_decoder_generates_as_the_model_does():
     model = case_of(SEQ2SEQ, "t5").build()

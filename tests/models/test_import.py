@@ -49,21 +49,25 @@ def imported() -> dict[str, list[str]]:
     return json.loads(result.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HEAVY)
 def test_the_import_reads_no_heavy_package(imported, name: str):
     assert not [module for module in imported["added"] if module == name or module.startswith(f"{name}.")]
 
 
+@pytest.mark.slow
 def test_the_import_reads_little_besides_its_own_modules(imported):
     """Beyond transformers' own modeling parts: counted in top-level packages, since a timed test would be a dice."""
     others = {module.split(".")[0] for module in imported["added"]} - {"fratrie", "transformers", "torch"}
     assert len(others) < 15, others
 
 
+@pytest.mark.slow
 def test_the_import_registers_the_configurations(imported):
     assert imported["configs"] == ["FratrieEncoderConfig", "FratrieDecoderConfig", "FratrieSeq2SeqConfig"]
 
 
+@pytest.mark.slow
 def test_every_public_name_exists_and_is_documented(imported):
     assert not imported["missing"]
     assert imported["all"] == sorted(set(fratrie.__all__))

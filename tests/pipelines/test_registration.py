@@ -39,6 +39,7 @@ def run_fresh(tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_saved_folders_in_a_fresh_process(
     family_model,
     encoder_tokenizer,
@@ -82,6 +83,7 @@ def test_saved_folders_in_a_fresh_process(
     assert results == expected
 
 
+@pytest.mark.slow
 def test_a_folder_with_its_pipeline_names_its_task(
     family_model, encoder_tokenizer, seq2seq_model, seq2seq_tokenizer, tmp_path, run_fresh
 ):

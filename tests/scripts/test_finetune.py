@@ -316,7 +316,7 @@ def test_an_output_folder_that_cannot_be_written(run_script, samples, tmp_path):
 @pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("kind", ["bert", "fratrie"])
-def test_two_processes_give_what_one_gives(launch, samples, tmp_path, kind):
+def test_two_processes_give_what_one_gives(run_processes, samples, tmp_path, kind):
     start = ["--model", samples / "bert", "--class_weights", "balanced"]
     if kind == "fratrie":
         start = ["--model_type", "encoder", "--config_overrides", TINY, "--tokenizer", samples / "tokenizer"]
@@ -326,7 +326,7 @@ def test_two_processes_give_what_one_gives(launch, samples, tmp_path, kind):
         batches = ["--per_device_train_batch_size", 3, "--gradient_accumulation_steps", accumulation]
         lengths = ["--num_train_epochs", 2, "--per_device_eval_batch_size", 5]
         given = ["--output_dir", out, *FAST, *files(samples), *start, *batches, *lengths]
-        run = launch("finetune.py", *given, processes=processes)
+        run = run_processes("finetune.py", *given, processes=processes)
         assert run.returncode == 0, run.stderr
         results[processes] = read(out / "metrics.json"), load_file(out / "model.safetensors"), run.stderr
     (one, weights_one, log_one), (two, weights_two, log_two) = results[1], results[2]

@@ -1,7 +1,6 @@
 import importlib.util
 import json
 import math
-import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -199,10 +198,9 @@ def test_bad_input_gets_one_clear_line(tmp_path, script, corpus, make, extra, na
     assert named in line
 
 
-@pytest.mark.slow
-def test_help_explains_every_option():
-    done = subprocess.run([sys.executable, str(SCRIPT), "--help"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0
+def test_help_explains_every_option(script, tmp_path):
+    done = script(tmp_path, "mlm", "--help")
+    assert done.code == 0
     for option in ("--objective", "--block_size", "--gradient_accumulation_steps", "--resume_from_checkpoint"):
         assert option in done.stdout
     assert "SUPPRESS" not in done.stdout

@@ -3,12 +3,12 @@ import os
 import re
 import runpy
 import string
-import subprocess
 import sys
 from pathlib import Path
 
 import datasets
 import pytest
+from processes import run_forked
 from transformers import AutoTokenizer
 
 from fratrie import files
@@ -237,10 +237,10 @@ def test_a_read_only_folder_is_known_before_training(train, tmp_path, monkeypatc
     assert err == f"error: cannot write to {locked}: Permission denied; choose another --output_dir\n"
 
 
+@pytest.mark.slow
 def test_as_a_command(tmp_path):
     def run(*arguments):
-        command = [sys.executable, str(SCRIPT), *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
+        return run_forked(SCRIPT, *arguments)
 
     text = run("--help").stdout
     assert "Texts: .txt, .csv" in text

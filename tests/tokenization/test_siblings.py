@@ -145,6 +145,7 @@ def test_a_tokenizer_without_the_special_tokens_is_refused():
         with_sibling(foreign, "cousin")
 
 
+@pytest.mark.slow
 def test_plain_auto_tokenizer_loads_it_in_a_process_without_this_package(tmp_path):
     tokenizers = {}
     for kind, make in KINDS.items():

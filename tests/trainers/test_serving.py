@@ -20,6 +20,8 @@ openai = pytest.importorskip("openai", reason="the extra `ecosystem` is not inst
 Serve = pytest.importorskip("transformers.cli.serve").Serve
 ModelManager = pytest.importorskip("transformers.cli.serving.model_manager").ModelManager
 
+pytestmark = [pytest.mark.slow, pytest.mark.ecosystem]
+
 # Each message is a line, the answer follows `moi:`.
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"

@@ -1,36 +1,21 @@
 """Several processes: through the launcher as a user starts them, else forked from a server that has the imports."""
 
 import json
-import multiprocessing
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from processes import ENVIRONMENT, free_port, run_forked
 
 from fratrie import files
 
 RUN = Path(__file__).with_name("tiny_run.py")
 CONFIG = Path(__file__).parents[2] / "scripts" / "accelerate" / "two_cpu_processes.yaml"
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-CHILD = """
-import os, runpy, sys
-os.environ.update(environment)
-sys.argv = [run, options]
-sys.stderr = open(errors, "w")
-runpy.run_path(run, run_name="__main__")
-"""
 
 pytestmark = pytest.mark.distributed
-
-
-def free_port():
-    with socket.socket() as open_socket:
-        open_socket.bind(("127.0.0.1", 0))
-        return str(open_socket.getsockname()[1])
 
 
 def options_of(folder, changes):
@@ -47,26 +32,9 @@ def launched(folder, *launcher, **changes):
 
 
 def forked(folder, number, environment=None, **changes):
-    """Run as `number` processes that find one another; gives the worst exit code, errors and report."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fratrie.training.loop", "fratrie.modeling.encoder"])
-    shared = {"WORLD_SIZE": str(number), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    names = [folder.with_name(f"{folder.name}.{rank}.err") for rank in range(number)]
-    children = []
-    for rank in range(number):
-        own = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(number)}
-        given = {
-            "environment": ENVIRONMENT | (own if number > 1 else {}) | (environment or {}),
-            "run": str(RUN),
-            "options": options_of(folder, changes),
-            "errors": str(names[rank]),
-        }
-        children.append(context.Process(target=exec, args=(CHILD, given)))
-        children[-1].start()
-    for child in children:
-        child.join(300)
-    errors = "".join(name.read_text() for name in names)
-    return max(child.exitcode for child in children), errors, report_of(folder)
+    """Run as `number` processes that find one another; gives exit code, errors and report."""
+    done = run_forked(RUN, options_of(folder, changes), processes=number, environment=environment)
+    return done.returncode, done.stderr, report_of(folder)
 
 
 def report_of(folder):
@@ -163,8 +131,11 @@ def test_all_processes_stop_at_a_loss_that_is_not_finite(tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="with GPUs these launches are right")
 def test_launches_that_would_go_wrong_silently(tmp_path):
-    code, errors, report = launched(tmp_path / "one", "--cpu", "--num_processes", "2")
-    assert code != 0 and report is None
+    (tmp_path / "say.py").write_text("import json, os\nprint(json.dumps(dict(os.environ)))\n")
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
+    said = subprocess.run([*launch, tmp_path / "say.py"], capture_output=True, text=True, check=True, timeout=300)
+    code, errors, report = forked(tmp_path / "one", 1, json.loads(said.stdout.splitlines()[-1]))
+    assert code == 2 and report is None
     assert "error: several processes were asked for" in errors
     code, errors, report = forked(tmp_path / "two", 2, {"ACCELERATE_USE_FSDP": "true"})
     assert code == 2 and report is None

@@ -3,55 +3,34 @@ import math
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState, GradientState
-from datasets import Dataset, IterableDataset
-from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
+from datasets import Dataset
+from short_runs import (
+    ROWS,
+    VOCAB,
+    Killed,
+    assert_equal_weights,
+    bert_without_dropout,
+    every_step,
+    fixed_masks,
+    killed_at,
+    losses,
+    multi_label,
+    multi_label_bert,
+    options,
+    padded,
+    random_masks,
+    run,
+    scripted,
+    stream,
+    tiny_bert,
+    tiny_bert_of_other_seed,
+    token_rows,
+)
+from transformers import BertForMaskedLM, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
 
 from fratrie import FratrieEncoderConfig, FratrieEncoderForMaskedLM
 from fratrie.training import checkpoint
-from fratrie.training.loop import NonFiniteLossError, TrainingOptions, create_accelerator, train
-
-VOCAB, ROWS = 40, 22
-
-
-@pytest.fixture(autouse=True)
-def fresh_accelerate():
-    AcceleratorState._reset_state(True)
-    GradientState._reset_state()
-
-
-def token_rows(number=ROWS):
-    generator = torch.Generator().manual_seed(0)
-    return [
-        {"input_ids": torch.randint(5, VOCAB, (3 + index % 6,), generator=generator).tolist()}
-        for index in range(number)
-    ]
-
-
-def padded(rows):
-    length = max(len(row["input_ids"]) for row in rows)
-    return torch.tensor([row["input_ids"] + [0] * (length - len(row["input_ids"])) for row in rows])
-
-
-def masked(ids, chosen):
-    chosen = chosen & ids.ne(0)
-    return {
-        "input_ids": ids.masked_fill(chosen, 4),
-        "attention_mask": ids.ne(0).long(),
-        "labels": ids.masked_fill(~chosen, -100),
-    }
-
-
-def random_masks(rows):
-    """Draws from the global generator, as Hugging Face's collator does."""
-    ids = padded(rows)
-    return masked(ids, torch.rand(ids.shape) < 0.3)
-
-
-def fixed_masks(rows):
-    """The same masks however the rows are batched; some rows have none."""
-    ids = padded(rows)
-    return masked(ids, (ids + torch.arange(ids.shape[1])) % 7 == 0)
+from fratrie.training.loop import NonFiniteLossError, create_accelerator, train
 
 
 def causal(rows):
@@ -61,29 +40,6 @@ def causal(rows):
         "attention_mask": ids.ne(0).long(),
         "labels": ids.masked_fill(ids.eq(0), -100),
     }
-
-
-def multi_label(rows):
-    ids = padded(rows)
-    labels = torch.stack([ids.eq(6).any(1), ids.eq(7).any(1), ids.eq(8).any(1)], 1)
-    return {"input_ids": ids, "attention_mask": ids.ne(0).long(), "labels": labels.float()}
-
-
-def tiny_bert(model_class=BertForMaskedLM, dropout=0.1, **config):
-    torch.manual_seed(0)
-    return model_class(
-        BertConfig(
-            vocab_size=VOCAB,
-            hidden_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            intermediate_size=24,
-            max_position_embeddings=16,
-            hidden_dropout_prob=dropout,
-            attention_probs_dropout_prob=dropout,
-            **config,
-        )
-    )
 
 
 def tiny_gpt2(dropout=0.0):
@@ -103,56 +59,12 @@ def tiny_gpt2(dropout=0.0):
     return GPT2LMHeadModel(config)
 
 
-def options(folder, **changes):
-    given = {
-        "output_dir": str(folder),
-        "per_device_train_batch_size": 4,
-        "num_train_epochs": 3,
-        "learning_rate": 1e-2,
-        "logging_steps": 1,
-        "save_steps": 0,
-        "report_to": "none",
-        "disable_progress": True,
-    }
-    return TrainingOptions(**{**given, **changes})
-
-
-def run(folder, model=None, rows=None, collator=random_masks, evaluate=None, **changes):
-    AcceleratorState._reset_state(True)
-    chosen = options(folder, **changes)
-    model = model or tiny_bert()
-    rows = Dataset.from_list(token_rows()) if rows is None else rows
-    return model, train(model, chosen, create_accelerator(chosen), rows, collator, evaluate=evaluate)
-
-
-def losses(result):
-    return [record["loss"] for record in result.history if "loss" in record]
-
-
-def assert_equal_weights(first, second, **tolerance):
-    other = second.state_dict()
-    for name, value in first.state_dict().items():
-        if tolerance:
-            torch.testing.assert_close(value, other[name], **tolerance)
-        else:
-            assert torch.equal(value, other[name]), name
-
-
 def test_learns_and_saves_what_it_returns(tmp_path):
     model, result = run(tmp_path, num_train_epochs=30, warmup_steps=0.1)
     assert result.global_step == 30 * math.ceil(ROWS / 4)
     assert result.epoch == 30
     assert sum(losses(result)[-10:]) < 0.9 * sum(losses(result)[:10])
     assert_equal_weights(model, BertForMaskedLM.from_pretrained(tmp_path))
-
-
-def bert_without_dropout():
-    return tiny_bert(dropout=0.0)
-
-
-def multi_label_bert():
-    model_class, problem = BertForSequenceClassification, "multi_label_classification"
-    return tiny_bert(model_class, dropout=0.0, num_labels=3, problem_type=problem)
 
 
 class ToldBert(BertForMaskedLM):
@@ -208,23 +120,6 @@ def test_every_row_once_an_epoch(tmp_path):
     assert first != second
 
 
-class Killed(Exception):
-    pass
-
-
-def killed_at(step):
-    """An evaluation that ends the process' life after `step`, before its checkpoint."""
-
-    def evaluate(model, accelerator):
-        evaluate.calls += 1
-        if evaluate.calls == step:
-            raise Killed
-        return {"draw": float(torch.rand(()))}
-
-    evaluate.calls = 0
-    return evaluate
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_resumes_bit_identically_twice(tmp_path, workers):
     """Mid-epoch, with dropout and drawn masks, accumulation, and evaluations that draw numbers too."""
@@ -253,14 +148,6 @@ def test_resumes_bit_identically_twice(tmp_path, workers):
     assert result.global_step == reference.global_step == 12
 
 
-def tiny_bert_of_other_seed():
-    model = tiny_bert()
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(1.0)
-    return model
-
-
 def test_evaluation_does_not_change_training(tmp_path):
     plain, _ = run(tmp_path / "plain")
     evaluated, _ = run(tmp_path / "evaluated", evaluate=killed_at(0), eval_strategy="steps", eval_steps=1)
@@ -282,17 +169,6 @@ def test_not_finite_stops_and_keeps_the_last_good_checkpoint(tmp_path, poison):
     assert step == 3
     kept = BertForSequenceClassification.from_pretrained(path)
     assert all(weight.isfinite().all() for weight in kept.parameters())
-
-
-def scripted(values):
-    """An evaluation that gives these metrics one after another."""
-    left = iter(values)
-
-    def evaluate(model, accelerator):
-        assert not model.training and not torch.is_grad_enabled()
-        return {"f1": next(left), "other": 0.0}
-
-    return evaluate
 
 
 def test_keeps_the_best_and_stops_early(tmp_path):
@@ -360,20 +236,6 @@ def test_frozen_weights_stay_and_resume(tmp_path):
     assert_equal_weights(reference, resumed)
 
 
-def every_step():
-    return {"eval_strategy": "steps", "eval_steps": 1}
-
-
-def stream(number=30, shards=2):
-    def generate(shards):
-        for shard in shards:
-            for index, row in enumerate(token_rows(number)):
-                if index % 2 == shard % 2:
-                    yield row
-
-    return IterableDataset.from_generator(generate, gen_kwargs={"shards": list(range(shards))})
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_stream_resumes_bit_identically(tmp_path, workers):
     common = {"max_steps": 11, "save_steps": 2, "dataloader_num_workers": workers, **every_step()}
@@ -389,14 +251,14 @@ def test_stream_resumes_bit_identically(tmp_path, workers):
 
 
 def test_stream_needs_steps_and_rows(tmp_path):
-    with pytest.raises(ValueError, match="max_steps"):
+    with pytest.raises(ValueError, match="a stream has no length: give max_steps, the number of optimizer steps"):
         run(tmp_path, rows=stream())
     with pytest.raises(ValueError, match="fewer rows than the 4 of one step"):
         run(tmp_path, rows=stream(3), max_steps=2)
 
 
 def test_no_rows(tmp_path):
-    with pytest.raises(ValueError, match="no rows"):
+    with pytest.raises(ValueError, match="the training data has no rows; give files that hold text"):
         run(tmp_path, rows=Dataset.from_list([]))
 
 

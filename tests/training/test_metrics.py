@@ -1,12 +1,10 @@
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import run_forked
 from sklearn.metrics import accuracy_score, classification_report
 
 from fratrie.training import metrics
@@ -285,25 +283,20 @@ def test_markdown_table_shows_the_intervals_that_there_are():
 LOAD = f"""
 import evaluate, json, sys
 metric = evaluate.load({str(METRIC_FOLDER)!r})
-for predictions, references in json.load(sys.stdin):
+for predictions, references in json.loads(sys.argv[1]):
     metric.add_batch(predictions=predictions, references=references)
 print(json.dumps(metric.compute(labels=["a", "b", "c"])))
 """
 
 
+@pytest.mark.slow
 def test_evaluate_loads_the_local_metric_offline_and_counts_the_same(tmp_path):
     import json
 
     rng = np.random.default_rng(0)
     predicted, truth = rng.integers(0, 2, (2, 9, 3))
     batches = [[predicted[:5].tolist(), truth[:5].tolist()], [predicted[5:].tolist(), truth[5:].tolist()]]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "HF_EVALUATE_OFFLINE": "1"}
-    run = subprocess.run(
-        [sys.executable, "-c", LOAD],
-        input=json.dumps(batches),
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
+    environment = {"HF_HOME": str(tmp_path), "HF_EVALUATE_OFFLINE": "1"}
+    run = run_forked("-c", LOAD, json.dumps(batches), environment=environment)
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout) == multilabel_scores(predicted, truth, ["a", "b", "c"])

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from datasets import Dataset
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from test_loop import (
+from short_runs import (
     Killed,
     assert_equal_weights,
     bert_without_dropout,
     every_step,
-    fresh_accelerate,  # noqa: F401 (used by every test)
     killed_at,
     losses,
     multi_label,
@@ -119,18 +119,18 @@ def nan_labels(rows):
 
 
 @pytest.mark.parametrize(
-    ("error", "changes"),
+    ("error", "message", "changes"),
     [
-        (ValueError, {"warmup_steps": 1000}),
-        (ValueError, {"rows": Dataset.from_list([])}),
-        (ValueError, {"rows": stream(3), "max_steps": 2}),
-        (NonFiniteLossError, {"model": multi_label_bert(), "collator": nan_labels}),
+        (ValueError, "warmup_steps=1000", {"warmup_steps": 1000}),
+        (ValueError, "the training data has no rows", {"rows": Dataset.from_list([])}),
+        (ValueError, "fewer rows than the 4 of one step", {"rows": stream(3), "max_steps": 2}),
+        (NonFiniteLossError, "step 1: the loss is nan", {"model": multi_label_bert(), "collator": nan_labels}),
     ],
 )
-def test_a_run_that_cannot_begin_leaves_the_earlier_one(tmp_path, error, changes):
+def test_a_run_that_cannot_begin_leaves_the_earlier_one(tmp_path, error, message, changes):
     run(tmp_path, max_steps=2, save_steps=1, report_to="tensorboard")
     before = snapshot(tmp_path)
-    with pytest.raises(error):
+    with pytest.raises(error, match=message):
         run(tmp_path, overwrite_output_dir=True, **changes)
     assert snapshot(tmp_path) == before
 
@@ -219,6 +219,29 @@ def test_seconds_of_all_pieces_count(tmp_path):
     assert 1000 < result.seconds < 1100
 
 
+def train_two_steps(folder, learning_rates=None, compared=None, rows=None, model=tiny_bert, **changes):
+    common = {"max_steps": 2, "save_steps": 1, "metric_for_best_model": "f1"} | every_step()
+    AcceleratorState._reset_state(True)
+    chosen = options(folder, **{**common, **changes})
+    rows = Dataset.from_list(token_rows()) if rows is None else rows
+    given = {"learning_rates": learning_rates, "compared": compared or {"validation data": "a"}}
+    evaluate = scripted([0.1, 0.2, 0.3, 0.4])
+    return train(model(), chosen, create_accelerator(chosen), rows, random_masks, evaluate=evaluate, **given)
+
+
+@pytest.fixture(scope="module")
+def two_steps(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two_steps") / "run"
+    train_two_steps(folder)
+    return folder
+
+
+def test_goes_on_with_the_same_run(two_steps, tmp_path):
+    folder = shutil.copytree(two_steps, tmp_path / "run")
+    shutil.rmtree(folder / "checkpoint-2")
+    assert train_two_steps(folder, resume_from_checkpoint="last").global_step == 2
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -233,19 +256,11 @@ def test_seconds_of_all_pieces_count(tmp_path):
         ({"eval_steps": 2}, "eval_steps: 1 then, 2 now"),
     ],
 )
-def test_refuses_to_go_on_with_another_run(tmp_path, change, named):
-    def start(learning_rates=None, compared=None, rows=None, model=tiny_bert, **changes):
-        common = {"max_steps": 2, "save_steps": 1, "metric_for_best_model": "f1"} | every_step()
-        chosen = options(tmp_path, **{**common, **changes})
-        rows = Dataset.from_list(token_rows()) if rows is None else rows
-        given = {"learning_rates": learning_rates, "compared": compared or {"validation data": "a"}}
-        evaluate = scripted([0.1, 0.2, 0.3, 0.4])
-        return train(model(), chosen, create_accelerator(chosen), rows, random_masks, evaluate=evaluate, **given)
-
-    start()
+def test_refuses_to_go_on_with_another_run(two_steps, change, named):
+    before = snapshot(two_steps)
     with pytest.raises(ValueError, match=named):
-        start(resume_from_checkpoint="last", **change)
-    start(resume_from_checkpoint="last")
+        train_two_steps(two_steps, resume_from_checkpoint="last", **change)
+    assert snapshot(two_steps) == before
 
 
 def test_going_on_needs_a_checkpoint(tmp_path):
