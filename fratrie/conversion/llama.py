@@ -17,10 +17,10 @@ from .recipe import Field, Head, Recipe, Weight
 
 
 def read_rope(theirs: PreTrainedConfig) -> dict[str, Any]:
-    """The rotary parameters, one set for all layers.
+    """Return the rotary parameters, which must be one set for all layers.
 
     Raises:
-        ValueError: for parameters by layer type, and as `check_rope` does.
+        ValueError: there is one set per layer type, or only a part of each head is rotated.
     """
     parameters = dict(theirs.rope_parameters)
     if "rope_type" not in parameters:
@@ -30,10 +30,16 @@ def read_rope(theirs: PreTrainedConfig) -> dict[str, Any]:
 
 
 def check_rope(theirs: PreTrainedConfig, parameters: dict[str, Any]) -> None:
-    """Raise a `ValueError` for heads of which a part is turned: these classes of theirs do not, ours would."""
+    """Refuse partial rotation of heads: these classes of theirs ignore it, ours would apply it.
+
+    Raises:
+        ValueError: only a part of each head is rotated.
+    """
     factor = parameters.get("partial_rotary_factor", 1.0)
     if factor != 1.0:
-        raise ValueError(f"{theirs.model_type}: rope_parameters with partial_rotary_factor={factor} have no meaning.")
+        raise ValueError(
+            f"{theirs.model_type}: rope_parameters with partial_rotary_factor={factor} have no effect there."
+        )
 
 
 def _own_head_dim(theirs: PreTrainedConfig) -> int:
@@ -226,6 +232,7 @@ QWEN3_MOE = replace(
         "head_dim": _write_head_dim,
         "use_sliding_window": lambda ours: ours.sliding_window is not None,
         "num_experts": lambda ours: ours.num_experts,
+        "decoder_sparse_step": lambda ours: 1,
         "mlp_only_layers": lambda ours: [i for i, kind in enumerate(ours.mlp_layer_types) if kind == "dense"],
     },
     weights=(*LLAMA.weights, *_HEAD_NORMS, *EXPERTS),

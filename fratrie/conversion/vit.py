@@ -13,7 +13,7 @@ def _side(theirs: PreTrainedConfig, name: str) -> int:
     sides = getattr(theirs, name)
     sides = [sides] if isinstance(sides, int) else list(sides)
     if len(set(sides)) != 1:
-        raise ValueError(f"vit: {name}={sides} is no square.")
+        raise ValueError(f"vit: {name}={sides} is not a square.")
     return sides[0]
 
 

@@ -1,4 +1,4 @@
-"""Tiny Hugging Face models of every family, over a spread of their configurations, and ours made of them."""
+"""Tiny Hugging Face models of every family, over a spread of their configurations, and ours made from them."""
 
 import inspect
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Each family's models and ours made of them compute the same: states, logits, losses, gradients, generations."""
+"""Each family's models and ours made from them compute the same: states, logits, losses, gradients, generations."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""In half precision the families' models and ours made of them round alike: logits to the bit, and generations.
+"""In half precision the families' models and ours made from them round alike: logits to the bit, and generations.
 
 Only the texts are one row without padding: kernels may sum in another order for other shapes.
 """

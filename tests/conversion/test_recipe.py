@@ -130,7 +130,7 @@ def test_values_without_counterpart():
 
 def test_a_model_never_converted_needs_a_model_type():
     model = FratrieEncoderModel(FratrieEncoderConfig(**SIZES))
-    with pytest.raises(ValueError, match="was not converted: name the model_type to make it, of bert, roberta"):
+    with pytest.raises(ValueError, match="was not converted: give a model_type, one of bert, roberta"):
         to_hf(model)
     with pytest.raises(ValueError, match="No recipe for model type 'elmo'"):
         to_hf(model, "elmo")
@@ -366,6 +366,13 @@ def test_what_is_remembered_gives_way_to_what_changed():
     assert not hasattr(to_hf(our_model(their_model(CASE["LlamaForCausalLM-0"])), "mistral").config, "pretraining_tp")
 
 
+def test_what_the_recipe_does_not_write_stays_when_ours_has_changed():
+    ours = our_model(their_model(CASE["Qwen3MoeForCausalLM-1"], dtype=torch.float32, chunk_size_feed_forward=2))
+    changed = type(ours)(type(ours.config)(**{**ours.config.to_dict(), "mlp_layer_types": ["sparse"] * 3}))
+    back = to_hf(changed).config
+    assert (back.decoder_sparse_step, back.mlp_only_layers, back.chunk_size_feed_forward) == (1, [], 2)
+
+
 def test_the_weight_of_the_balancing_loss_follows_ours():
     ours = our_model(their_model(CASE["MixtralForCausalLM-0"], router_aux_loss_coef=0.5))
     for weight in (0.0, 0.7):
@@ -409,7 +416,7 @@ def test_initial_weights_of_stacks_and_output_layer(model_type):
 
 def test_vit_sides():
     assert read_config("vit", {"patch_size": [16, 16]}).max_position_embeddings == (224 // 16) ** 2 + 1
-    with pytest.raises(ValueError, match=r"vit: image_size=\[8, 16\] is no square"):
+    with pytest.raises(ValueError, match=r"vit: image_size=\[8, 16\] is not a square"):
         read_config("vit", {"image_size": [8, 16]})
 
 
@@ -468,13 +475,13 @@ def test_each_weight_keeps_its_dtype():
 def test_what_has_no_weights_or_is_not_ours_is_refused():
     case = CASE["BertModel-0"]
     theirs = their_model(case)
-    with pytest.raises(ValueError, match="BertModel is none of our models"):
+    with pytest.raises(ValueError, match="BertModel is not one of our models"):
         to_hf(theirs)
-    with pytest.raises(ValueError, match="FratrieEncoderModel is one of our models already"):
+    with pytest.raises(ValueError, match="FratrieEncoderModel is already one of our models"):
         from_hf(our_model(theirs))
     with pytest.raises(ValueError, match="BertModel is on the meta device"):
         from_hf(theirs.to("meta"))
-    with pytest.raises(ValueError, match=r"Linear is no model of transformers.*merge_and_unload"):
+    with pytest.raises(ValueError, match=r"Linear is not a model of transformers.*merge_and_unload"):
         from_hf(torch.nn.Linear(2, 2))
 
 

@@ -120,7 +120,7 @@ def test_there_and_back(convert, folder, tmp_path, build, ours, line):
     their_class = read(source / "config.json")["architectures"][0]
     lines = stdout.splitlines()
     assert lines[0] == f"{their_class} -> {ours}" and f"  {line}" in lines
-    assert any(text.startswith("  kept for the way back: ") for text in lines)
+    assert any(text.startswith("  kept for converting back: ") for text in lines)
     assert lines[-1].startswith(f"{ours} with ") and lines[-1].endswith(f"weights written to {tmp_path / 'ours'}")
     config = read(tmp_path / "ours" / "config.json")
     assert config["architectures"] == [ours] and config["model_type"].startswith("fratrie_")
@@ -243,11 +243,11 @@ def test_checkpoints_that_are_refused(convert, folder, tmp_path):
     source = folder(camembert)
     assert convert(source, tmp_path / "ours")[0] == 0
     out = tmp_path / "out"
-    refused(convert(source, out, "--to_hf"), "no checkpoint of ours (camembert)", "omit --to_hf")
+    refused(convert(source, out, "--to_hf"), "not a checkpoint of ours (camembert)", "omit --to_hf")
     refused(convert(tmp_path / "ours", out), "a checkpoint of ours (fratrie_encoder)", "say --to_hf")
     refused(convert(tmp_path / "ours", out, "--to_hf", "--model_type", "elmo"), "No recipe for model type 'elmo'")
     refused(convert(tmp_path / "ours", out, "--to_hf", "--model_type", "modernbert"), "cannot have", "position_type")
-    refused(convert(tmp_path / "ours", out, "--to_hf", "--architecture", "norm_slots"), "no class of ours")
+    refused(convert(tmp_path / "ours", out, "--to_hf", "--architecture", "norm_slots"), "not a class of ours")
     refused(convert(source, out, "--architecture", "CamembertForMultipleChoice"), "no counterpart", "--architecture")
     refused(convert(source, out, "--model_type", "bert"), "--model_type names what --to_hf writes")
     assert not out.exists()
@@ -282,7 +282,7 @@ def test_models_that_are_refused(convert, tmp_path):
         ("hidden_act", "nope", "names 'nope', which transformers does not know"),
         ("hidden_size", "16", "config.json: Field 'hidden_size' expected int"),
         ("pad_token_id", 9999, "cannot be converted: "),
-        ("vocab_size", 70, "by the configuration: mend that"),
+        ("vocab_size", 70, "by the configuration: correct that"),
     ],
 )
 def test_a_damaged_configuration_is_refused(convert, folder, tmp_path, field, value, message):
@@ -312,7 +312,7 @@ def write(name, text):
 
 
 def split(places):
-    """Damage: an index in the place of the weights, which names other places; the weights stay in part.safetensors."""
+    """Damage: an index instead of the weights, which names other places; the weights stay in part.safetensors."""
 
     def damage(folder):
         (folder / "model.safetensors").rename(folder / "part.safetensors")
@@ -366,7 +366,7 @@ DAMAGES = {
     "architectures": (change("config.json", architectures={"a": 1}), "architectures={'a': 1} must be a list"),
     "architectures of numbers": (change("config.json", architectures=[3]), "architectures=[3] must be a list"),
     "width": (change("config.json", hidden_size=10**12), "cannot be converted"),
-    "wide": (change("config.json", hidden_size=1600), "are (16,), and (1600,) by the configuration: mend that"),
+    "wide": (change("config.json", hidden_size=1600), "are (16,), and (1600,) by the configuration: correct that"),
     "vocabulary": (change("config.json", vocab_size=10**10), "a model of "),
     "positions": (change("config.json", max_position_embeddings=10**12), "are free: are its sizes meant?"),
     "layers": (change("config.json", num_hidden_layers=10**9), "num_hidden_layers=1000000000 is more than 10000"),
