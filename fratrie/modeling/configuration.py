@@ -263,9 +263,6 @@ class FratrieConfig(FratrieBaseConfig):
                 "change one of them, or set head_dim.",
             )
             self.head_dim = self.hidden_size // self.num_attention_heads
-        if self.kv_lora_rank is not None:
-            self.qk_nope_head_dim = self.head_dim if self.qk_nope_head_dim is None else self.qk_nope_head_dim
-            self.v_head_dim = self.head_dim if self.v_head_dim is None else self.v_head_dim
         if self.layer_types is None:
             require(
                 self.sliding_window is None,
@@ -275,6 +272,8 @@ class FratrieConfig(FratrieBaseConfig):
             self.layer_types = self._derive_layer_types()
         if self.mixer_types is None:
             self.mixer_types = self._derive_mixer_types()
+        for mixer in dict.fromkeys(self.mixers):
+            mixer.fill_defaults(self)
         if self.mlp_layer_types is None:
             self.mlp_layer_types = ["sparse" if self.num_experts else "dense"] * self.num_hidden_layers
         if self.router_aux_loss_coef is None:  # trl asks by it for router logits, which a dense model lacks
@@ -289,10 +288,10 @@ class FratrieConfig(FratrieBaseConfig):
         if "_post_init_done" not in vars(self):
             return
         # Whoever sets one of the two lists of a finished configuration gets the other derived anew.
-        if name in ("layer_types", "kv_lora_rank"):
-            super().__setattr__("mixer_types", self._derive_mixer_types())
-        elif name == "mixer_types":
+        if name == "mixer_types":
             super().__setattr__("layer_types", self._derive_layer_types())
+        elif name == "layer_types" or name in {mixer.enabled_by for mixer in mixer_registry().values()}:
+            super().__setattr__("mixer_types", self._derive_mixer_types())
 
     @property
     def mixers(self) -> list[type["Mixer"]]:

@@ -20,12 +20,22 @@ class LatentAttention(SoftmaxAttention):
     """Softmax attention whose cache holds a latent vector and a turned key per token, which all heads share."""
 
     layer_types = ("full_attention",)
+    own_fields = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "v_head_dim")
     enabled_by = "kv_lora_rank"
     fits_paged_cache = False
 
     @classmethod
+    def fill_defaults(cls, config: FratrieConfig) -> None:
+        """Give the parts of a head that are not turned the size of the part that is."""
+        config.qk_nope_head_dim = config.head_dim if config.qk_nope_head_dim is None else config.qk_nope_head_dim
+        config.v_head_dim = config.head_dim if config.v_head_dim is None else config.v_head_dim
+
+    @classmethod
     def check(cls, config: FratrieConfig, layer_type: str) -> None:
-        """Refuse heads that do not come from the latents (see `Mixer.check`)."""
+        """Refuse empty latents, and heads that do not come from them (see `Mixer.check`)."""
+        for name in cls.own_fields:
+            if (value := getattr(config, name)) is not None and value <= 0:
+                raise ValueError(f"{name}={value} must be at least 1.")
         if config.kv_lora_rank is None:
             raise ValueError("mixer_types has latent layers, but kv_lora_rank=None: set it to the size of a latent.")
         if config.num_key_value_heads != config.num_attention_heads or config.query_key_norm is not None:

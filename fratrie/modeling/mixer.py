@@ -29,7 +29,8 @@ class Mixer(nn.Module):
     Class attributes:
         layer_types: Hugging Face's layer types that it may run under, the usual one first. They decide the class of
             its cache, and the mask of the scores.
-        enabled_by: a field whose value makes it the default for its layer types; without one, the registry's order
+        own_fields: fields of the configuration that it alone reads, `None` where it is not used.
+        enabled_by: the one of them that makes it the default for its layer types; without one, the registry's order
             decides.
         runs_causal, runs_bidirectional: the stacks that it can be part of.
         takes_position_bias: whether it has scores that a position bias can be added to.
@@ -40,6 +41,7 @@ class Mixer(nn.Module):
     """
 
     layer_types: ClassVar[tuple[str, ...]]
+    own_fields: ClassVar[tuple[str, ...]] = ()
     enabled_by: ClassVar[str | None] = None
     runs_causal: ClassVar[bool] = True
     runs_bidirectional: ClassVar[bool] = True
@@ -76,6 +78,10 @@ class Mixer(nn.Module):
             States in the shape of `hidden_states`, and attention weights `(B, H, T, S)` or `None`.
         """
         raise NotImplementedError
+
+    @classmethod
+    def fill_defaults(cls, config: FratrieConfig) -> None:
+        """Set fields that were left out to what follows from others, when a configuration is made."""
 
     @classmethod
     def check(cls, config: FratrieConfig, layer_type: str) -> None:

@@ -77,7 +77,8 @@ def check_parallelism(model: Any, distributed: DistributedConfig, configs: tuple
             if value % size:
                 raise ValueError(f"tp_size={size} does not divide {name}={value}: use a tp_size that does.")
     head_dims = [config.head_dim for config in configs]
-    if size > 1 and len(set(head_dims)) > 1 and any(config.kv_lora_rank is not None for config in configs):
+    has_latents = any("mla_kv_a_proj" in config.base_model_tp_plan.values() for config in configs)
+    if size > 1 and len(set(head_dims)) > 1 and has_latents:
         raise ValueError(
             f"tp_size={size}: Hugging Face splits latent attention by one head_dim, but encoder and decoder have "
             f"head_dim={head_dims}: make them equal."

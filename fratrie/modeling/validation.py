@@ -133,7 +133,6 @@ def _check_mixers(config: "FratrieConfig") -> None:
             entries == config.num_hidden_layers,
             f"{name} has {entries} entries for num_hidden_layers={config.num_hidden_layers}: give one per layer.",
         )
-    _check_latents(config)
     mixers = config.mixers
     for index, (layer_type, mixer) in enumerate(zip(config.layer_types or [], mixers, strict=True)):
         place = f"mixer_types[{index}]={(config.mixer_types or [])[index]!r}"
@@ -152,12 +151,7 @@ def _check_mixers(config: "FratrieConfig") -> None:
         )
         mixer.check(config, layer_type)
     for name, mixer in mixer_registry().items():
-        given = mixer.enabled_by and getattr(config, mixer.enabled_by)
-        require(
-            given is None or mixer in mixers,
-            f"{mixer.enabled_by}={given} has no use without a {mixer.layer_types[0]!r} layer in layer_types="
-            f"{config.layer_types} whose mixer is {name!r}.",
-        )
+        _check_unused_fields(config, name, mixer)
     require(
         config.first_input_norm or config.mixer_input_norm is not None,
         "first_input_norm=False has no use without mixer_input_norm.",
@@ -168,14 +162,17 @@ def _check_mixers(config: "FratrieConfig") -> None:
     )
 
 
-def _check_latents(config: "FratrieConfig") -> None:
-    names = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "v_head_dim")
-    given = {name: value for name in names if (value := getattr(config, name)) is not None}
-    if not given:
+def _check_unused_fields(config: "FratrieConfig", name: str, mixer: type["Mixer"]) -> None:
+    given = {field: value for field in mixer.own_fields if (value := getattr(config, field)) is not None}
+    if not given or mixer in config.mixers:
         return
-    for name, value in given.items():
-        require(value > 0, f"{name}={value} must be at least 1.")
-    require(config.kv_lora_rank is not None, f"{given} have no use without kv_lora_rank.")
+    enabling = mixer.enabled_by
+    require(enabling is None or enabling in given, f"{given} have no use without {enabling}.")
+    said = ", ".join(f"{field}={value}" for field, value in given.items())
+    raise ValueError(
+        f"{said} has no use without a {mixer.layer_types[0]!r} layer in layer_types={config.layer_types} whose mixer "
+        f"is {name!r}."
+    )
 
 
 def _check_feed_forward(config: "FratrieConfig") -> None:
