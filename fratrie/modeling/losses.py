@@ -4,14 +4,15 @@ The number is that of the batch, or `num_items_in_batch`, that of a global batch
 neither micro-batches, nor packing, nor the number of processes change the loss. The balancing loss of experts is the
 exception: a product of means over each micro-batch, of which the mean is taken (see `share_of_batch`).
 
-Shapes: B batch, T positions, V vocabulary, M labels.
+Shapes: B batch, T positions, N targets, V vocabulary, M labels.
 """
 
 from typing import Literal
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig
+
+from .configuration import FratrieConfig
 
 IGNORED = -100
 
@@ -26,10 +27,10 @@ def token_cross_entropy(
         labels: `(…)`, token ids.
         num_items_in_batch: number of targets to divide by.
     """
-    logits = logits.flatten(0, -2).to(torch.promote_types(torch.float32, logits.dtype))
-    labels = labels.to(logits.device).flatten()
-    total = nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
-    return total / _count(labels, num_items_in_batch)
+    logits_NV = logits.flatten(0, -2).to(torch.promote_types(torch.float32, logits.dtype))
+    labels_N = labels.to(logits.device).flatten()
+    total = nn.functional.cross_entropy(logits_NV, labels_N, ignore_index=IGNORED, reduction="sum")
+    return total / _count(labels_N, num_items_in_batch)
 
 
 def shift_labels(
@@ -49,14 +50,14 @@ def shift_labels(
     Returns:
         `(B, T)`.
     """
-    labels = labels[:, 1:]
+    next_BT, device = labels[:, 1:], labels.device  # one shorter than the rows until it is padded
     if position_ids is not None:
-        labels = labels.masked_fill(position_ids.to(labels.device).diff(dim=-1) <= 0, IGNORED)
+        next_BT = next_BT.masked_fill(position_ids.to(device).diff(dim=-1) <= 0, IGNORED)
     if attention_mask is not None and attention_mask.ndim == 2:
-        labels = labels.masked_fill(attention_mask[:, -labels.shape[1] - 1 : -1].to(labels.device) == 0, IGNORED)
+        next_BT = next_BT.masked_fill(attention_mask[:, -labels.shape[1] : -1].to(device) == 0, IGNORED)
     if cu_seq_lens is not None:
-        labels = labels.index_fill(1, cu_seq_lens[1:-1].to(labels.device).long() - 1, IGNORED)
-    return nn.functional.pad(labels, (0, 1), value=IGNORED)
+        next_BT = next_BT.index_fill(1, cu_seq_lens[1:-1].to(device).long() - 1, IGNORED)
+    return nn.functional.pad(next_BT, (0, 1), value=IGNORED)
 
 
 def share_of_batch(labels: torch.Tensor | None, num_items_in_batch: torch.Tensor | int | None) -> torch.Tensor | float:
@@ -77,7 +78,7 @@ def _count(labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None) 
 def sequence_classification_loss(
     logits: torch.Tensor,
     labels: torch.Tensor,
-    config: PreTrainedConfig,
+    config: FratrieConfig,
     num_items_in_batch: torch.Tensor | int | None = None,
 ) -> torch.Tensor:
     """Loss of a sentence's labels, by `config.problem_type`.
@@ -94,35 +95,37 @@ def sequence_classification_loss(
         ValueError: when the labels do not fit the logits.
     """
     labels = labels.to(logits.device)
-    logits = logits.to(torch.promote_types(torch.float32, logits.dtype))
-    problem_type = config.problem_type or guess_problem_type(logits, labels)
+    logits_BM = logits.to(torch.promote_types(torch.float32, logits.dtype))
+    problem_type = config.problem_type or guess_problem_type(logits_BM, labels)
     if problem_type == "single_label_classification":
-        if labels.numel() != logits.shape[0]:
+        if labels.numel() != len(logits_BM):
             raise ValueError(
-                f"Labels of shape {tuple(labels.shape)} do not fit one label for each of {logits.shape[0]} sentences: "
+                f"Labels of shape {tuple(labels.shape)} do not fit one label for each of {len(logits_BM)} sentences: "
                 "for several labels at once set config.problem_type='multi_label_classification'."
             )
-        outside = (labels != IGNORED) & ((labels < 0) | (labels >= logits.shape[-1]))
+        outside = (labels != IGNORED) & ((labels < 0) | (labels >= logits_BM.shape[-1]))
         if _any(outside):
             raise ValueError(
-                f"Label {int(labels[outside][0])} lies outside the {logits.shape[-1]} labels of the model: set "
+                f"Label {int(labels[outside][0])} lies outside the {logits_BM.shape[-1]} labels of the model: set "
                 "num_labels."
             )
-        return token_cross_entropy(logits, labels.long().view(-1), num_items_in_batch)
-    if labels.numel() != logits.numel():
+        return token_cross_entropy(logits_BM, labels.long().view(-1), num_items_in_batch)
+    if labels.numel() != logits_BM.numel():
         raise ValueError(
-            f"Labels of shape {tuple(labels.shape)} do not fit logits of shape {tuple(logits.shape)} for "
-            f"problem_type={problem_type!r}: give each sentence {logits.shape[-1]} numbers."
+            f"Labels of shape {tuple(labels.shape)} do not fit logits of shape {tuple(logits_BM.shape)} for "
+            f"problem_type={problem_type!r}: give each sentence {logits_BM.shape[-1]} numbers."
         )
-    targets = labels.view_as(logits).to(logits.dtype)
-    if problem_type == "multi_label_classification" and _any((targets < 0) | (targets > 1)):
-        raise ValueError(f"Labels of problem_type={problem_type!r} must lie between 0 and 1, one a label.")
+    targets_BM = labels.view_as(logits_BM).to(logits_BM.dtype)
+    if problem_type == "multi_label_classification" and _any((targets_BM < 0) | (targets_BM > 1)):
+        raise ValueError(f"Labels of problem_type={problem_type!r} must lie between 0 and 1, one number per label.")
     if problem_type == "regression":
-        losses = (logits - targets).square()
+        losses_BM = (logits_BM - targets_BM).square()
     else:
-        weight = None if config.pos_weight is None else logits.new_tensor(config.pos_weight)
-        losses = nn.functional.binary_cross_entropy_with_logits(logits, targets, pos_weight=weight, reduction="none")
-    return losses.sum() / (losses.numel() if num_items_in_batch is None else num_items_in_batch)
+        weight_M = None if config.pos_weight is None else logits_BM.new_tensor(config.pos_weight)
+        losses_BM = nn.functional.binary_cross_entropy_with_logits(
+            logits_BM, targets_BM, pos_weight=weight_M, reduction="none"
+        )
+    return losses_BM.sum() / (losses_BM.numel() if num_items_in_batch is None else num_items_in_batch)
 
 
 def _any(mistakes: torch.Tensor) -> bool:

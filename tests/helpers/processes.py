@@ -26,6 +26,7 @@ class Ended:
     returncode: int
     stdout: str
     stderr: str
+    crashed: bool  # whether native code ended one of them
 
 
 def free_port():
@@ -57,7 +58,8 @@ def run_forked(*arguments, processes=1, environment=None, seconds=300):
         texts = [
             "".join(path.read_text() for path in sorted(Path(folder).glob(f"*.{name}"))) for name in ("out", "err")
         ]
-    return Ended(next((code for code in codes if code), 0), *texts)
+    crashed = bool({-signal.SIGABRT, -signal.SIGSEGV} & {*codes})
+    return Ended(next((code for code in codes if code), 0), *texts, crashed)
 
 
 def run_program(arguments, environment, folder, output):
