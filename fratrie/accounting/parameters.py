@@ -12,6 +12,7 @@ from ..modeling import decoder, encoder, seq2seq
 from ..modeling.experts import Router
 from ..modeling.pretrained import FratriePreTrainedModel
 
+OTHER_MIXERS = "other parts of mixers"
 # Every parameter has exactly one role: the pattern that its whole name matches. Matrices come first, in the order of
 # the published tables; `SMALL_ROLES` are what those leave out.
 ROLES = {
@@ -37,6 +38,7 @@ ROLES = {
     "shared experts": r".*\.shared_experts\.\w+\.weight",
     "head": r"(head_dense|pooler\.dense|classifier\.(dense\.\d+|out_proj))\.weight",
     "position embedding": r".*embed_positions\.weight",
+    OTHER_MIXERS: r"(?!)",  # what no line above names
     "token type embedding": r".*embed_token_types\.weight",
     "image token": r".*embed_tokens\.image_token",
     "position bias": r".*position_bias\.table\.weight",
@@ -114,6 +116,8 @@ def count_parameters(config: PreTrainedConfig) -> Parameters:
     idle = 0
     for name, parameter in model.named_parameters():
         roles = [role for role, pattern in ROLES.items() if re.fullmatch(pattern, name)]
+        if not roles and ".mixer." in name:
+            roles = [OTHER_MIXERS]
         assert len(roles) == 1, (name, roles)
         place = re.search(r"(?:(?:encoder|decoder)\.)?layers\.\d+", name)
         counts[place.group() if place else "", roles[0]] += parameter.numel()

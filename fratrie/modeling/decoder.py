@@ -16,7 +16,7 @@ from transformers.utils.generic import can_return_tuple
 
 from .configuration import FratrieDecoderConfig
 from .heads import ClassificationHead, HeadCall, HeadModel, SequenceClassifier
-from .layout import PACKED_KWARGS, Layout, Rows, find_groups, past_length
+from .layout import PACKED_KWARGS, Layout, Rows, find_groups, find_layout, past_length
 from .losses import shift_labels
 from .masks import GivenMask, build_cross_mask
 from .outputs import (
@@ -79,7 +79,8 @@ class FratrieDecoderModel(FratrieStack):
         if cache is None:
             for name in PACKED_KWARGS:  # the layout says the same
                 options.pop(name, None)
-            layout = self.find_layout(shape, attention_mask, position_ids, kwargs.get("cu_seq_lens_q"), options)
+            bounds = kwargs.get("cu_seq_lens_q")
+            layout = find_layout(self.config, shape, attention_mask, position_ids, bounds, options)
         else:
             layout = self._layout_after_past(shape, attention_mask, position_ids, cache)
         use_cache = self._resolve_use_cache(True if cache is not None else use_cache, layout)

@@ -12,7 +12,7 @@ from transformers.utils.generic import can_return_tuple
 
 from .configuration import FratrieEncoderConfig
 from .heads import ClassificationHead, HeadCall, HeadModel, Pooler, SequenceClassifier, find_real_tokens, pool
-from .layout import PACKED_KWARGS
+from .layout import PACKED_KWARGS, find_layout
 from .losses import IGNORED
 from .normalization import build_norm
 from .outputs import (
@@ -79,7 +79,8 @@ class FratrieEncoderModel(FratrieStack):
         options: dict[str, Any] = {**kwargs, "return_dict": True}
         for name in PACKED_KWARGS:  # the layout says the same
             options.pop(name, None)
-        layout = self.find_layout(shape, attention_mask, position_ids, kwargs.get("cu_seq_lens_q"), options)
+        bounds = kwargs.get("cu_seq_lens_q")
+        layout = find_layout(self.config, shape, attention_mask, position_ids, bounds, options)
         outputs = self.run(inputs, layout, **options)
         if self.pooler is not None:
             states = outputs.last_hidden_state

@@ -2,8 +2,8 @@
 
 `Rows` leaves a batch as it is, one document per row, padding included. `Groups` holds one row of real tokens; only the
 mixers, which look across tokens, see documents, as the rows of small padded groups of documents of like length.
-`find_groups` reads the documents out of either form. A stack fills in what its mixers need (`FratrieStack.complete`):
-masks, position biases, rotary turns.
+`find_layout` chooses between them, `find_groups` reads the documents out of either form. A stack adds what its mixers
+need (`FratrieStack.complete`): masks, position biases, rotary turns.
 
 Shapes: B batch, T positions of the caller's form, S keys, H heads, D hidden, N real tokens, U documents, G documents
 of a group, L length of a group.
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 from torch.utils._pytree import tree_map_only
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
@@ -27,6 +28,9 @@ _SHORTEST_IN_GROUP = 2 / 3
 
 # What `DataCollatorWithFlattening` may add to a packed batch. The layout says the same.
 PACKED_KWARGS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
+
+# What a pass records only when it is asked to.
+RECORDS = ("output_attentions", "output_hidden_states")
 
 # A mask's form and the layer type that it follows.
 MaskKind = tuple[MaskForm, str]
@@ -72,6 +76,46 @@ class Layout:
     ) -> Any:
         """What `masks` holds under a kind, for embedded `states` (see `masks.build_mask`)."""
         raise NotImplementedError
+
+    def add_masks(
+        self, config: FratrieConfig, kinds: Sequence[MaskKind], states: torch.Tensor, past: Cache | None
+    ) -> None:
+        """Build the masks of these kinds, for embedded `states` after a past."""
+        for kind in kinds:
+            if kind not in self.masks:
+                self.masks[kind] = self.build_mask(config, kind, states, past)
+
+    def add_biases(
+        self, position_bias: nn.Module | None, layer_types: Sequence[str], states: torch.Tensor, past: Cache | None
+    ) -> None:
+        """Compute the position bias of each layer type, if the model has one.
+
+        Positions are places in the row, of which only the distance counts. The device is that of the states: weights
+        that are kept elsewhere, or on disk, do not tell it.
+
+        Args:
+            position_bias: makes a bias from the places of queries and keys.
+            layer_types: of the layers in the order of the past.
+            states: embedded tokens.
+            past: cache of these layers.
+        """
+        for layer, layer_type in enumerate(layer_types):
+            if position_bias is None or layer_type in self.biases:
+                continue
+            offset, (keys, key_offset) = 0, (self.longest, 0)
+            if past is not None:
+                offset, (keys, key_offset) = past.get_query_offset(layer), past.get_mask_sizes(self.longest, layer)
+            queries_T = torch.arange(self.longest, device=states.device) + offset
+            keys_S = torch.arange(keys, device=states.device) + key_offset
+            self.biases[layer_type] = position_bias(queries_T, keys_S)
+
+    def add_rotations(self, rotary: nn.Module | None, layer_types: Sequence[str], states: torch.Tensor) -> None:
+        """Compute the rotary cosines and sines, which may differ by layer type, if the model has them."""
+        if isinstance(rotary, nn.ModuleDict):
+            for layer_type, own in rotary.items():
+                self.rotations[layer_type] = own(states, position_ids=self.positions)
+        elif rotary is not None:
+            self.rotations = dict.fromkeys(layer_types, rotary(states, position_ids=self.positions))
 
     def run(
         self,
@@ -286,6 +330,60 @@ class Groups(Layout):
             size = len(columns)
             unpacked[row, :, columns[:, None], columns[None, :]] = weights_HLL[:, :size, :size]
         return unpacked
+
+
+def find_layout(
+    config: FratrieConfig,
+    shape: tuple[int, int],
+    attention_mask: Any,
+    position_ids: torch.Tensor | None,
+    cu_seq_lens: torch.Tensor | None,
+    options: dict[str, Any],
+) -> Layout:
+    """How the documents of an input without cache lie.
+
+    Args:
+        config: of the stack.
+        shape: `(B, T)` of the input.
+        attention_mask, position_ids: as the model was given them.
+        cu_seq_lens: boundaries of the documents of a single row.
+        options: what the pass is asked to record.
+
+    Returns:
+        `Groups` for packed rows, and for padded ones where `config.unpad_inputs`; else `Rows`.
+
+    Raises:
+        ValueError: for a mask that does not fit the inputs, and for packed rows in a compiled graph.
+    """
+    given = GivenMask.read(attention_mask)
+    rows = Rows(shape=shape, given=given, position_ids=position_ids)
+    if given.by_layer_type is not None:
+        return rows
+    if torch.compiler.is_compiling():
+        masks_tell = config.is_causal_stack and all(mixer.mask_form == "scores" for mixer in config.mixers)
+        if cu_seq_lens is not None or (position_ids is not None and not masks_tell):
+            raise ValueError(
+                "A compiled graph cannot look for the documents of packed rows, of which position_ids and "
+                "cu_seq_lens_q tell: leave them out, or compile without fullgraph."
+            )
+        return rows
+    if given.padding is not None and given.padding.shape != shape:
+        raise ValueError(
+            f"An attention_mask of shape {tuple(given.padding.shape)} does not fit inputs of shape {shape}: give "
+            "one number per token."
+        )
+    # `output_hidden_states` may be the number of a layer, such as 0.
+    recorded = {name: options.get(name, getattr(config, name)) not in (None, False) for name in RECORDS}
+    groups = None
+    if given.ready is None:
+        one_group = recorded["output_attentions"]
+        groups = find_groups(shape, given.padding, position_ids, cu_seq_lens, one_group)
+    if groups is None or groups.has_packed_rows:
+        return groups or rows
+    if any(recorded.values()) and torch.is_grad_enabled():
+        return rows  # what is recorded shall be part of the graph, so that it gets its gradient
+    # Over a hole, a window or a position bias counts a distance that unpadding would close.
+    return groups if config.unpad_inputs and not groups.has_holes else rows
 
 
 def find_groups(

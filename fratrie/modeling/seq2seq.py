@@ -19,11 +19,11 @@ from .configuration import FratrieConfig
 from .decoder import FratrieDecoderModel, prefill_at_once
 from .encoder import FratrieEncoderModel
 from .experts import RouterLosses, needs_router_logits
+from .layout import RECORDS
 from .losses import IGNORED, share_of_batch, token_cross_entropy
 from .outputs import FratrieModelOutput, FratrieSeq2SeqLMOutput, FratrieSeq2SeqModelOutput, ModelKwargs
 from .pretrained import FratriePreTrainedModel
 from .seq2seq_configuration import FratrieSeq2SeqConfig
-from .stack import RECORDS
 
 
 class FratrieSeq2SeqPreTrainedModel(FratriePreTrainedModel):

@@ -14,17 +14,13 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .block import Block
 from .configuration import FratrieConfig
-from .layout import Layout, Rows, find_groups
-from .masks import GivenMask
+from .layout import Layout
 from .normalization import build_norm
 from .outputs import FratrieModelOutput
 from .parallel import cache_of_layers, held_layers
 from .patches import PatchEmbedding
 from .positions import build_position_bias, build_position_embeddings, build_rotary_embeddings
 from .pretrained import FratriePreTrainedModel
-
-# What a pass records only when it is asked to.
-RECORDS = ("output_attentions", "output_hidden_states")
 
 
 class FratrieStack(FratriePreTrainedModel):
@@ -89,58 +85,6 @@ class FratrieStack(FratriePreTrainedModel):
             hidden_states = hidden_states + self.embed_positions(positions).to(hidden_states.dtype)
         return self.embedding_dropout(self.embedding_norm(hidden_states))
 
-    def find_layout(
-        self,
-        shape: tuple[int, int],
-        attention_mask: Any,
-        position_ids: torch.Tensor | None,
-        cu_seq_lens: torch.Tensor | None,
-        options: dict[str, Any],
-    ) -> Layout:
-        """How the documents of an input without cache lie.
-
-        Args:
-            shape: `(B, T)` of the input.
-            attention_mask, position_ids: as the model was given them.
-            cu_seq_lens: boundaries of the documents of a single row.
-            options: what the pass is asked to record.
-
-        Returns:
-            `Groups` for packed rows, and for padded ones where `config.unpad_inputs`; else `Rows`.
-
-        Raises:
-            ValueError: for a mask that does not fit the inputs, and for packed rows in a compiled graph.
-        """
-        given = GivenMask.read(attention_mask)
-        rows = Rows(shape=shape, given=given, position_ids=position_ids)
-        if given.by_layer_type is not None:
-            return rows
-        if torch.compiler.is_compiling():
-            masks_tell = self.config.is_causal_stack and all(mixer.mask_form == "scores" for mixer in self.mixers)
-            if cu_seq_lens is not None or (position_ids is not None and not masks_tell):
-                raise ValueError(
-                    "A compiled graph cannot look for the documents of packed rows, of which position_ids and "
-                    "cu_seq_lens_q tell: leave them out, or compile without fullgraph."
-                )
-            return rows
-        if given.padding is not None and given.padding.shape != shape:
-            raise ValueError(
-                f"An attention_mask of shape {tuple(given.padding.shape)} does not fit inputs of shape {shape}: give "
-                "one number per token."
-            )
-        # `output_hidden_states` may be the number of a layer, such as 0.
-        recorded = {name: options.get(name, getattr(self.config, name)) not in (None, False) for name in RECORDS}
-        groups = None
-        if given.ready is None:
-            one_group = recorded["output_attentions"]
-            groups = find_groups(shape, given.padding, position_ids, cu_seq_lens, one_group)
-        if groups is None or groups.has_packed_rows:
-            return groups or rows
-        if any(recorded.values()) and torch.is_grad_enabled():
-            return rows  # what is recorded shall be part of the graph, so that it gets its gradient
-        # Over a hole, a window or a position bias counts a distance that unpadding would close.
-        return groups if self.config.unpad_inputs and not groups.has_holes else rows
-
     def run(
         self, inputs: dict[str, torch.Tensor | None], layout: Layout, cache: Cache | None = None, **kwargs: Any
     ) -> FratrieModelOutput:
@@ -173,31 +117,10 @@ class FratrieStack(FratriePreTrainedModel):
     def complete(self, layout: Layout, hidden_states: torch.Tensor, past: Cache | None) -> None:
         """Give a layout what the mixers of this device's layers need: masks, position biases, rotary turns."""
         held = held_layers(self.layers)
-        for index in held:
-            kind, layer_type = (self.mixers[index].mask_form, self.layer_types[index]), self.layer_types[index]
-            if kind not in layout.masks:
-                layout.masks[kind] = layout.build_mask(self.config, kind, hidden_states, past)
-            if self.position_bias is not None and layer_type not in layout.biases:
-                layout.biases[layer_type] = self.build_bias(held.index(index), layout.longest, hidden_states, past)
-        if isinstance(self.rotary_emb, nn.ModuleDict):
-            for layer_type, rotary in self.rotary_emb.items():
-                layout.rotations[layer_type] = rotary(hidden_states, position_ids=layout.positions)
-        elif self.rotary_emb is not None:
-            turns = self.rotary_emb(hidden_states, position_ids=layout.positions)
-            layout.rotations = dict.fromkeys(self.layer_types, turns)
-
-    def build_bias(self, layer: int, length: int, states: torch.Tensor, past: Cache | None = None) -> torch.Tensor:
-        """Position bias `(1, H, T, S)` of rows of `length` tokens after the past of a layer of this device.
-
-        Positions are places in the row, of which only the distance counts. The device is that of the states: weights
-        that are kept elsewhere, or on disk, do not tell it.
-        """
-        assert self.position_bias is not None
-        offset, (keys, key_offset) = 0, (length, 0)
-        if past is not None:
-            offset, (keys, key_offset) = past.get_query_offset(layer), past.get_mask_sizes(length, layer)
-        queries = torch.arange(length, device=states.device) + offset
-        return self.position_bias(queries, torch.arange(keys, device=states.device) + key_offset)
+        kinds = [(self.mixers[index].mask_form, self.layer_types[index]) for index in held]
+        layout.add_masks(self.config, kinds, hidden_states, past)
+        layout.add_biases(self.position_bias, [self.layer_types[index] for index in held], hidden_states, past)
+        layout.add_rotations(self.rotary_emb, self.layer_types, hidden_states)
 
     @capture_outputs
     def pass_blocks(

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers.cache_utils import Cache, DynamicCache
 
 from fratrie import FratrieDecoderConfig, FratrieDecoderForCausalLM, FratrieEncoderConfig, FratrieEncoderForMaskedLM
-from fratrie.accounting import activation_bytes, cache_bytes, forward_flops
+from fratrie.accounting import activation_bytes, cache_bytes, count_parameters, forward_flops
 from fratrie.modeling.mixers import MIXERS
 from fratrie.modeling.stack import FratrieStack
 from fratrie.onnx_export import export_onnx
@@ -389,6 +389,7 @@ class MixerContract:
             head(ids, **options)
         assert forward_flops(config, 2, length) == counter.get_total_flops()
         assert activation_bytes(config, 2, length) > 0
+        assert count_parameters(config).total == sum(weight.numel() for weight in head.parameters())
 
     @pytest.mark.parametrize("length", [1, 6])
     def test_its_cache_is_as_large_as_it_says(self, variant, length):
