@@ -36,6 +36,8 @@ from fratrie.training import checkpoint
 from fratrie.training.loop import NonFiniteLossError, create_accelerator, train
 from fratrie.training.stopping import Stopped
 
+pytestmark = pytest.mark.slow  # each test trains several times
+
 
 def steps_in(folder):
     return [step for step, _ in checkpoint.list_checkpoints(folder)]
