@@ -17,7 +17,19 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from combinations import CASES, DECODER, HEADS, SEQ2SEQ, Case, documents, padded_inputs, training_inputs
+from combinations import (
+    CASES,
+    DECODER,
+    ENCODER,
+    HEADS,
+    IMAGE,
+    SEQ2SEQ,
+    Case,
+    documents,
+    first_head,
+    padded_inputs,
+    training_inputs,
+)
 from safetensors.torch import load_file, save_file
 
 torch.set_num_threads(1)
@@ -33,7 +45,7 @@ def results(case: Case) -> Iterator[tuple[str, torch.Tensor]]:
             yield f"{head}/weights/{name}", weight.contiguous()
         yield from passes(case, head, model)
         yield from passes(case, f"{head}/bfloat16", copy.deepcopy(model).bfloat16())
-    model = case.build()
+    model = case.build(first_head(case.sibling))
     yield from training(case, model)
     if case.sibling in (DECODER, SEQ2SEQ):
         inputs = {name: x for name, x in padded_inputs(case.sibling, "left").items() if "decoder" not in name}
@@ -43,9 +55,11 @@ def results(case: Case) -> Iterator[tuple[str, torch.Tensor]]:
 @torch.no_grad()
 def passes(case: Case, head: str, model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Passes without gradients."""
-    batches: dict[str, dict[str, Any]] = {side: padded_inputs(case.sibling, side) for side in ("left", "right")}
-    batches["whole"] = {name: ids[:1] for name, ids in batches["right"].items() if name.endswith("ids")}
-    if case.sibling != SEQ2SEQ:
+    sides = ("right",) if case.sibling == IMAGE else ("left", "right")
+    batches: dict[str, dict[str, Any]] = {side: padded_inputs(case.sibling, side) for side in sides}
+    if case.sibling != IMAGE:
+        batches["whole"] = {name: ids[:1] for name, ids in batches["right"].items() if name.endswith("ids")}
+    if case.sibling in (ENCODER, DECODER):
         rows = documents()
         positions = torch.cat([torch.arange(len(row)) for row in rows])[None]
         batches["packed"] = {"input_ids": torch.cat(rows)[None], "position_ids": positions}
