@@ -90,7 +90,7 @@ def test_a_decoder_continues_texts_like_generate(tmp_path, name):
 
 @pytest.mark.parametrize(
     ("sibling", "name", "message"),
-    [(SEQ2SEQ, "default", r"get_encoder\(\)"), (DECODER, "linear_full", "linear_attention")],
+    [(SEQ2SEQ, "default", r"get_encoder\(\)"), (DECODER, "linear_full", r"mixer_types=\['linear', 'softmax'\]")],
 )
 def test_what_cannot_be_exported_is_refused(tmp_path, sibling, name, message):
     with pytest.raises(ValueError, match=message):
