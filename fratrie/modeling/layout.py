@@ -6,12 +6,13 @@ mixers, which look across tokens, see documents, as the rows of small padded gro
 need (`FratrieStack.complete`): masks, position biases, rotary turns.
 
 Shapes: B batch, T positions of the caller's form, S keys, H heads, D hidden, N real tokens, U documents, G documents
-of a group, L length of a group.
+of a group, L length of a group, P places in the rows of all groups.
 """
 
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -223,17 +224,13 @@ class Rows(Layout):
 
 
 class DocumentGroup(NamedTuple):
-    """Documents of like length as rows: `index_GL` names the token in a place, `mask_GL` the places that hold one."""
+    """Documents of like length as rows: `index_GL` names the token in a place, `mask_GL` the places that hold one.
+
+    Places beyond a document's end repeat its last token.
+    """
 
     index_GL: torch.Tensor
     mask_GL: torch.Tensor
-
-    def rows(self, x_1N: torch.Tensor, token_dim: int = 1) -> torch.Tensor:
-        """Lay out tokens as documents: `(1, N, …)` becomes `(G, L, …)`, wherever the tokens are.
-
-        Places beyond a document's end repeat its last token.
-        """
-        return x_1N.transpose(1, token_dim)[0][self.index_GL].transpose(1, token_dim)
 
 
 @dataclass(kw_only=True)
@@ -249,6 +246,11 @@ class Groups(Layout):
     cells_N: torch.Tensor
     groups: tuple[DocumentGroup, ...]
     order_N: torch.Tensor
+
+    @cached_property
+    def tokens_P(self) -> torch.Tensor:
+        """The token in each place of the rows of all groups, one after another."""
+        return torch.cat([group.index_GL.flatten() for group in self.groups])
 
     @property
     def longest(self) -> int:
@@ -273,7 +275,7 @@ class Groups(Layout):
 
     def gather(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
         """Bring the rows `(G, L, …)` of all groups back to tokens `(1, N, …)`."""
-        return torch.cat([row.flatten(0, 1) for row in rows])[self.order_N].unsqueeze(0)
+        return torch.cat([row.flatten(0, 1) for row in rows]).index_select(0, self.order_N).unsqueeze(0)
 
     def build_mask(
         self, config: FratrieConfig, kind: MaskKind, states: torch.Tensor, cache: Cache | None = None
@@ -300,12 +302,17 @@ class Groups(Layout):
         token_dim: int = 1,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run the kernel on each group."""
+        # All groups are laid out at once: an index costs more than what it copies.
+        places = [x.transpose(1, token_dim)[0].index_select(0, self.tokens_P) for x in tensors]
+        sizes = [group.mask_GL.numel() for group in self.groups]
+        by_group = zip(*(x.split(sizes) for x in places), strict=True)
         results = []
-        for group, mask in zip(self.groups, self.masks[mask_kind], strict=True):
+        for group, mask, parts in zip(self.groups, self.masks[mask_kind], by_group, strict=True):
             length = group.mask_GL.shape[1]
             # Places in documents count from zero, so the bias of a shorter one is a part of that of the longest.
             bias = None if position_bias is None else position_bias[..., :length, :length]
-            results.append(kernel(*(group.rows(x, token_dim) for x in tensors), mask, bias))
+            rows = (part.unflatten(0, (-1, length)).transpose(1, token_dim) for part in parts)
+            results.append(kernel(*rows, mask, bias))
         return self.gather([rows for rows, _ in results]), results[0][1] if len(results) == 1 else None
 
     def restore(self, outputs: FratrieModelOutput) -> None:
