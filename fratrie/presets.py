@@ -9,7 +9,7 @@ import difflib
 import math
 from typing import Any
 
-from .modeling.configuration import FratrieDecoderConfig, FratrieEncoderConfig, first_layers, norm_slots
+from .modeling.configuration import FratrieDecoderConfig, FratrieEncoderConfig, first_layers, norm_slots, with_changes
 from .modeling.seq2seq_configuration import FratrieSeq2SeqConfig
 
 _SIBLINGS = {"encoder": FratrieEncoderConfig, "decoder": FratrieDecoderConfig, "seq2seq": FratrieSeq2SeqConfig}
@@ -380,7 +380,7 @@ def preset(name: str, **overrides: Any) -> FratrieEncoderConfig | FratrieDecoder
         hint = f"did you mean {', '.join(close)}?" if close else f"use one of {', '.join(PRESETS)}."
         raise ValueError(f"There is no preset {name!r}: {hint}")
     sibling, fields = _PRESETS[name]
-    fields = copy.deepcopy({**fields, **overrides})
+    fields = copy.deepcopy(with_changes(fields, overrides))
     if "num_hidden_layers" in overrides:
         fields = {**first_layers(fields, overrides["num_hidden_layers"]), **overrides}
     return _SIBLINGS[sibling](**fields)

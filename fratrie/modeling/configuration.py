@@ -99,10 +99,11 @@ class FratrieConfig(FratrieBaseConfig):
             positions share a bucket.
         layer_types: Hugging Face's type of each layer, which decides its mask and its cache: `"full_attention"` (the
             default), `"sliding_attention"`, `"linear_attention"`.
-        mixer_types: the mixer of each layer, a name in `mixers.MIXERS`. Whoever gives one of these two lists gets the
-            other derived from it: a mixer runs under the first of its layer types, a layer type has the first mixer
-            of the registry that suits it and whose enabling field is set. Left out of config.json where `layer_types`
-            tell it.
+        mixer_types: the mixer of each layer: `"softmax"` (under full or sliding attention), `"latent"` (under full
+            attention, with `kv_lora_rank`), `"linear"` (under linear attention), or what else `mixers.MIXERS` holds.
+            Whoever gives one of these two lists gets the other derived from it, full attention for `"softmax"`, and
+            latents for full attention where `kv_lora_rank` is set. Left out of config.json where `layer_types` tell
+            it.
         sliding_window: reach of the sliding layers: the last `sliding_window` tokens where causal (two at least),
             that many to each side where bidirectional. Other layers do not read it.
         linear_chunk_size: longest chunk of the causal linear attention, in tokens; changes speed and memory only.
@@ -284,14 +285,30 @@ class FratrieConfig(FratrieBaseConfig):
         self.validate_architecture()  # here, since what `strict` raises is no ValueError
 
     def __setattr__(self, name: str, value: Any) -> None:
+        before = vars(self).get(name)
         super().__setattr__(name, value)
         if "_post_init_done" not in vars(self):
             return
-        # Whoever sets one of the two lists of a finished configuration gets the other derived anew.
-        if name == "mixer_types":
+        try:
+            self._derive_after(name)
+        except ValueError:
+            super().__setattr__(name, before)
+            raise
+
+    def _derive_after(self, name: str) -> None:
+        """Set what follows from a field of a finished configuration that was set: of the two lists the other one."""
+        if name not in ("layer_types", "mixer_types"):
+            mixers = [mixer for mixer in mixer_registry().values() if mixer.enabled_by == name]
+            if not mixers:
+                return
+            for field in mixers[0].own_fields if getattr(self, name) is None else ():
+                super().__setattr__(field, None)  # of no use without it
+        if (name == "mixer_types" and self.mixer_types is not None) or self.layer_types is None:
             super().__setattr__("layer_types", self._derive_layer_types())
-        elif name == "layer_types" or name in {mixer.enabled_by for mixer in mixer_registry().values()}:
+        else:
             super().__setattr__("mixer_types", self._derive_mixer_types())
+        for mixer in dict.fromkeys(self.mixers):
+            mixer.fill_defaults(self)
 
     @property
     def mixers(self) -> list[type["Mixer"]]:
@@ -315,22 +332,25 @@ class FratrieConfig(FratrieBaseConfig):
         return [kind or mixer.layer_types[0] for mixer, kind in zip_longest(mixers, kept[: len(mixers)])]
 
     def _derive_mixer_types(self) -> list[str]:
-        """The first mixer of the registry that suits each layer type, and is enabled.
+        """The default mixer of each layer type: one that a field enables, else the first of the registry.
 
         Raises:
             ValueError: for a layer type that no mixer runs under.
         """
+        chosen, registry = [], mixer_registry()
         enabled = {
             name: mixer
-            for name, mixer in mixer_registry().items()
-            if mixer.enabled_by is None or getattr(self, mixer.enabled_by) is not None
+            for name, mixer in registry.items()
+            if mixer.enabled_by is None or getattr(self, mixer.enabled_by, None) is not None
         }
-        known = sorted({layer_type for mixer in enabled.values() for layer_type in mixer.layer_types})
-        chosen = []
         for index, layer_type in enumerate(self.layer_types or []):
             names = [name for name, mixer in enabled.items() if layer_type in mixer.layer_types]
-            require(bool(names), f"layer_types[{index}]={layer_type!r} is unknown: use {', '.join(known)}.")
-            chosen.append(names[0])
+            if not names:
+                known = sorted({kind for mixer in enabled.values() for kind in mixer.layer_types})
+                fields = [str(mixer.enabled_by) for mixer in registry.values() if layer_type in mixer.layer_types]
+                hint = f"set {' or '.join(fields)}" if fields else f"use {', '.join(known)}"
+                raise ValueError(f"layer_types[{index}]={layer_type!r} is unknown: {hint}.")
+            chosen.append(min(names, key=lambda name: enabled[name].enabled_by is None))  # the first of equals
         return chosen
 
     def to_dict(self) -> dict[str, Any]:
@@ -347,10 +367,7 @@ class FratrieConfig(FratrieBaseConfig):
         changed = {name: kwargs.pop(name) for name in STACK_FIELDS & kwargs.keys()}
         if changed.get("num_hidden_layers") is not None:
             config_dict = first_layers(config_dict, changed["num_hidden_layers"])
-        lists = {"layer_types", "mixer_types"}
-        if len(given := lists & changed.keys()) == 1:  # the other list is derived from it
-            config_dict = {name: value for name, value in config_dict.items() if name not in lists - given}
-        return super()._from_fields({**config_dict, **changed}, **kwargs)
+        return super()._from_fields(with_changes(config_dict, changed), **kwargs)
 
     def _in_order_of_labels(self, thresholds: dict[str, float | int]) -> list[float | int]:
         names: dict[Any, str] = self.id2label or {}
@@ -490,6 +507,14 @@ STACK_FIELDS = frozenset(field.name for field in fields(FratrieConfig)) - {
     *(field.name for field in fields(PreTrainedConfig)),
     "foreign_fields",
 }
+
+
+def with_changes(fields: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return fields with changes; where these name layer types or mixers, the other list is derived from them."""
+    lists = {"layer_types", "mixer_types"}
+    given = {name for name in lists if changes.get(name) is not None}
+    left_out = lists - given if len(given) == 1 else set()
+    return {**{name: value for name, value in fields.items() if name not in left_out}, **changes}
 
 
 def first_layers(saved: dict[str, Any], number: int) -> dict[str, Any]:

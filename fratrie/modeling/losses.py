@@ -2,7 +2,8 @@
 
 The number is that of the batch, or `num_items_in_batch`, that of a global batch of which this one is a part: so
 neither micro-batches, nor packing, nor the number of processes change the loss. The balancing loss of experts is the
-exception: a product of means over each micro-batch, of which the mean is taken (see `share_of_batch`).
+exception: a product of means over each micro-batch, of which the mean is taken (see `share_of_batch`); it and the
+other losses of routers are in `experts.py`.
 
 Shapes: B batch, T positions, N targets, V vocabulary, M labels.
 """

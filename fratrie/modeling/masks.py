@@ -100,6 +100,7 @@ def build_mask(
         mask = given.padding if given.ready is None else given.ready
         if isinstance(given.ready, torch.Tensor):
             mask = ready_mask(given.ready, states.dtype, config._attn_implementation)
+        assert (layer_type, config.is_causal_stack) in _SCORE_MASKS, f"no mask of scores is known for {layer_type!r}"
         make_mask = _SCORE_MASKS[layer_type, config.is_causal_stack]
         return make_mask(config, states, mask, cache=cache, position_ids=position_ids)
     if given.ready is not None:

@@ -30,8 +30,8 @@ class Mixer(nn.Module):
         layer_types: Hugging Face's layer types that it may run under, the usual one first. They decide the class of
             its cache, and the mask of the scores.
         own_fields: fields of the configuration that it alone reads, `None` where it is not used.
-        enabled_by: the one of them that makes it the default for its layer types; without one, the registry's order
-            decides.
+        enabled_by: the one of them that, set, makes it the default for its layer types. Of the mixers without one,
+            the first of the registry is the default.
         runs_causal, runs_bidirectional: the stacks that it can be part of.
         takes_position_bias: whether it has scores that a position bias can be added to.
         mask_form: the form in which it takes masks (see `MaskForm`).
@@ -97,7 +97,7 @@ class Mixer(nn.Module):
         return {}
 
     def flops(self, length: int) -> int:
-        """FLOPs of one row of this many tokens, those of its linear maps left out.
+        """FLOPs of one row of this many tokens, those of its `nn.Linear` modules left out.
 
         Raises:
             ValueError: for a mixer that does not say.

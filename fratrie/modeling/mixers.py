@@ -5,9 +5,9 @@ from .latent_attention import LatentAttention
 from .linear_attention import LinearAttention
 from .mixer import Mixer
 
-# The first one that suits a layer type, and whose enabling field is set, is its default.
+# New ones at the end: the first that suits a layer type is its default, unless a field enables another.
 MIXERS: dict[str, type[Mixer]] = {
-    "latent": LatentAttention,
     "softmax": SoftmaxAttention,
     "linear": LinearAttention,
+    "latent": LatentAttention,
 }

@@ -12,11 +12,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 from transformers.utils.output_capturing import OutputRecorder
 
-from .attention import CrossAttention, SoftmaxAttention
+from .attention import CrossAttention
 from .base_configuration import require_tokens_in_vocabulary
 from .block import Block
 from .configuration import FratrieConfig
 from .experts import Router
+from .mixer import Mixer
 from .parallel import check_parallelism, make_encoder_callable
 
 logger = logging.get_logger(__name__)
@@ -45,7 +46,7 @@ class FratriePreTrainedModel(PreTrainedModel):
     _can_set_experts_implementation = _HasExperts()
     _can_record_outputs = {  # noqa: RUF012
         "hidden_states": Block,
-        "attentions": OutputRecorder(SoftmaxAttention, index=1, layer_name="mixer"),
+        "attentions": OutputRecorder(Mixer, index=1, layer_name="mixer"),
         "cross_attentions": OutputRecorder(CrossAttention, index=1),
         "router_logits": OutputRecorder(Router, index=0),
     }

@@ -1,12 +1,20 @@
 """Configuration of the encoder-decoder: that of its two stacks, and what joins them."""
 
+from dataclasses import fields
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 from .base_configuration import FratrieBaseConfig, reject_unknown_fields, require_tokens_in_vocabulary
-from .configuration import STACK_FIELDS, FratrieDecoderConfig, FratrieEncoderConfig, first_layers, norm_slots
+from .configuration import (
+    STACK_FIELDS,
+    FratrieDecoderConfig,
+    FratrieEncoderConfig,
+    first_layers,
+    norm_slots,
+    with_changes,
+)
 from .plans import Plan
 from .validation import require_finite_numbers
 
@@ -21,7 +29,7 @@ class FratrieSeq2SeqConfig(FratrieBaseConfig):
 
     A shared field given at the top (`FratrieSeq2SeqConfig(hidden_size=64)`) goes to both stacks; `encoder` and
     `decoder` (dicts or configs) say what differs. The attributes `hidden_size`, `num_hidden_layers` and
-    `num_attention_heads` are the decoder's; set, they and the token fields go to both stacks.
+    `num_attention_heads` are the decoder's; set later, shared fields and those of tokens go to both stacks.
 
     Args:
         encoder, decoder: configuration of each stack.
@@ -77,7 +85,7 @@ class FratrieSeq2SeqConfig(FratrieBaseConfig):
             if not isinstance(stack, PreTrainedConfig):
                 saved = stack is not None and "model_type" in stack  # as read from a config.json, complete
                 base = {} if saved else {**layout, "initializer_range": self.initializer_range, **top, **shared}
-                stack = self.sub_configs_defaults[name].config_class(**{**base, **own, **(stack or {})})
+                stack = self.sub_configs_defaults[name].config_class(**with_changes({**base, **own}, stack or {}))
                 setattr(self, name, stack)
         encoder, decoder = self.stacks
         self.vocab_size = decoder.vocab_size
@@ -92,10 +100,13 @@ class FratrieSeq2SeqConfig(FratrieBaseConfig):
 
     @classmethod
     def _from_fields(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        number = kwargs.pop("num_hidden_layers", None)
-        if number is not None:
-            stacks = {name: first_layers(config_dict.get(name) or {}, number) for name in ("encoder", "decoder")}
-            config_dict = {**config_dict, **stacks}
+        own = {field.name for field in fields(cls)}
+        changed = {name: kwargs.pop(name) for name in (STACK_FIELDS - own) & kwargs.keys()}
+        for name in ("encoder", "decoder") if changed else ():
+            stack = config_dict.get(name) or {}
+            if changed.get("num_hidden_layers") is not None:
+                stack = first_layers(stack, changed["num_hidden_layers"])
+            config_dict = {**config_dict, name: with_changes(stack, changed)}
         return super()._from_fields(config_dict, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -105,10 +116,11 @@ class FratrieSeq2SeqConfig(FratrieBaseConfig):
 
     def __setattr__(self, name: str, value: Any) -> None:
         built = "_post_init_done" in vars(self)
-        if built and name in (*_STACK_SIZES, *_TOKENS):
+        own = name in {field.name for field in fields(self)} or name not in STACK_FIELDS
+        if built and (name in _TOKENS or not own):
             for stack in self.stacks:
                 setattr(stack, name, value)
-        if not built or name not in _STACK_SIZES:
+        if not built or own:
             super().__setattr__(name, value)
 
     @property
@@ -147,7 +159,10 @@ class FratrieSeq2SeqConfig(FratrieBaseConfig):
         if encoder.patch_size:
             raise ValueError(f"encoder.patch_size={encoder.patch_size}: the encoder of a seq2seq model reads texts.")
         if not decoder.add_cross_attention:
-            raise ValueError("decoder.add_cross_attention=False: the decoder of a seq2seq model attends the encoder.")
+            raise ValueError(
+                "decoder.add_cross_attention=False, but the decoder of a seq2seq model attends the encoder: set it to "
+                "True, or give the decoder as a dict."
+            )
 
     def check_model_sizes(self) -> None:
         """Refuse what a configuration may be, but no model: called when a model is built.

@@ -127,12 +127,14 @@ def _check_rotary(config: "FratrieConfig") -> None:
 
 
 def _check_mixers(config: "FratrieConfig") -> None:
-    for name in ("layer_types", "mixer_types", "mlp_layer_types"):
-        entries = len(getattr(config, name) or [])
-        require(
-            entries == config.num_hidden_layers,
-            f"{name} has {entries} entries for num_hidden_layers={config.num_hidden_layers}: give one per layer.",
-        )
+    for names in (("layer_types", "mixer_types"), ("mlp_layer_types",)):
+        for name in names:
+            entries = len(getattr(config, name) or [])
+            require(
+                entries == config.num_hidden_layers,
+                f"{' or '.join(names)} has {entries} entries for num_hidden_layers={config.num_hidden_layers}: give "
+                "one per layer.",
+            )
     mixers = config.mixers
     for index, (layer_type, mixer) in enumerate(zip(config.layer_types or [], mixers, strict=True)):
         place = f"mixer_types[{index}]={(config.mixer_types or [])[index]!r}"
@@ -163,7 +165,7 @@ def _check_mixers(config: "FratrieConfig") -> None:
 
 
 def _check_unused_fields(config: "FratrieConfig", name: str, mixer: type["Mixer"]) -> None:
-    given = {field: value for field in mixer.own_fields if (value := getattr(config, field)) is not None}
+    given = {field: value for field in mixer.own_fields if (value := getattr(config, field, None)) is not None}
     if not given or mixer in config.mixers:
         return
     enabling = mixer.enabled_by

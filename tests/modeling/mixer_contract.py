@@ -64,6 +64,7 @@ class MixerContract:
         variants: further fields to run most of the tests with.
         degenerate: two sets of fields (they may name another mixer) that must give equal outputs.
         implementations: of attention.
+        sides: where padding may stand before a text goes on from its cache.
     """
 
     mixer: ClassVar[str]
@@ -72,6 +73,7 @@ class MixerContract:
     variants: ClassVar[list[dict[str, Any]]] = [{}]
     degenerate: ClassVar[tuple[dict[str, Any], dict[str, Any]]]
     implementations: ClassVar[list[str]] = ["sdpa"]
+    sides: ClassVar[tuple[str, ...]] = ("left", "right")
 
     def sees(self, distance, causal):
         """Whether a query sees a key at distance `key - query`, before causality."""
@@ -100,6 +102,8 @@ class MixerContract:
         if "variant" in metafunc.fixturenames:
             names = ["-".join(map(str, fields.values())) or "plain" for fields in cls.variants]
             metafunc.parametrize("variant", cls.variants, ids=names)
+        if "padded_side" in metafunc.fixturenames:
+            metafunc.parametrize("padded_side", cls.sides)
         if "implementation" in metafunc.fixturenames:
             metafunc.parametrize("implementation", cls.implementations)
 
@@ -199,7 +203,7 @@ class MixerContract:
 
     # --- cache and causality ---------------------------------------------------------------------------------------
 
-    @pytest.mark.parametrize("pieces", [[1] * 9, [3, 1, 5], [9], [8, 1]], ids=str)
+    @pytest.mark.parametrize("pieces", [[1] * 9, [3, 1, 5], [9], [8, 1], [2, 7]], ids=str)
     @pytest.mark.parametrize("mask_given", [True, False], ids=["mask", "no mask"])
     def test_cached_pieces_equal_one_pass(self, variant, pieces, mask_given):
         self.require_causal()
@@ -227,6 +231,19 @@ class MixerContract:
             states.append(model(piece, attention_mask=mask[:, :seen], cache=cache).last_hidden_state)
         for row, document in enumerate(documents):
             close(torch.cat(states, dim=1)[row][mask[row].bool()], alone(model, document))
+
+    def test_a_padded_batch_goes_on_from_its_cache_as_its_texts_alone(self, padded_side, variant):
+        """What the cache keeps was made by real tokens alone, wherever the padding stands."""
+        self.require_causal()
+        model = self.build(True, variant)
+        documents = texts(8, 5)
+        ids, mask = pad([document[:-2] for document in documents], padded_side)
+        cache, steps = DynamicCache(config=model.config), torch.stack([document[-2:] for document in documents])
+        model(ids, attention_mask=mask, cache=cache)
+        mask = torch.cat((mask, torch.ones(2, 2, dtype=torch.long)), dim=1)
+        states = model(steps, attention_mask=mask, cache=cache).last_hidden_state
+        for row, document in enumerate(documents):
+            close(states[row], alone(model, document)[-2:])
 
     def test_a_token_sees_just_what_it_may(self, causal, variant):
         """By gradient, in a stack of one layer: the exact pattern."""
