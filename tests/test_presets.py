@@ -268,5 +268,7 @@ def test_rotary_parameters_are_those_of_the_layers_that_are_left():
     for changes, kind in (({}, "full_attention"), ({"layer_types": ["sliding_attention"]}, "sliding_attention")):
         config = preset("modernbert-base", num_hidden_layers=1, **changes)
         assert config.layer_types == [*config.rope_parameters] == [kind]
-    with pytest.raises(ValueError, match="layer_types or mixer_types has 2 entries for num_hidden_layers=1: give one per layer"):
+    with pytest.raises(
+        ValueError, match="layer_types or mixer_types has 2 entries for num_hidden_layers=1: give one per layer"
+    ):
         preset("modernbert-base", num_hidden_layers=1, layer_types=["full_attention"] * 2)
