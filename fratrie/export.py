@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.dynamic_module_utils import get_relative_import_files
@@ -31,9 +31,11 @@ def export_code(model: PreTrainedModel, folder: str | PathLike[str]) -> None:
         folder: made where there is none.
 
     Raises:
-        ValueError: the model is of another class, or the folder holds another model or an unreadable config.json.
+        ValueError: the model or a mixer of it is of another class, or the folder holds another model or an unreadable
+            config.json.
     """
     model_code = _source(require_own_class(model))
+    _require_own_mixers(model)
     folder = Path(folder)
     saved = _saved_config(folder, model)
     folder.mkdir(parents=True, exist_ok=True)
@@ -53,6 +55,18 @@ def export_code(model: PreTrainedModel, folder: str | PathLike[str]) -> None:
         _replace_entries(saved, entries)
         # As Hugging Face writes it; it sorts the labels' numbers as numbers, which are texts here.
         write_text(folder / CONFIG_NAME, json.dumps(dict(sorted(saved.items())), indent=2) + "\n")
+
+
+def _require_own_mixers(model: PreTrainedModel) -> None:
+    """Refuse mixers of the user's own, whose code lies elsewhere."""
+    package = FratriePreTrainedModel.__module__.rpartition(".")[0]
+    for config in cast(FratriePreTrainedModel, model).stack_configs():
+        for name, mixer in zip(config.mixer_types or [], config.mixers, strict=True):
+            if mixer.__module__.rpartition(".")[0] != package:
+                raise ValueError(
+                    f"The mixer {name!r} is {mixer.__module__}.{mixer.__qualname__}, which is no part of fratrie: its "
+                    "code cannot be exported."
+                )
 
 
 def _with_imports(source: Path) -> list[Path]:

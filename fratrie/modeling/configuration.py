@@ -287,19 +287,22 @@ class FratrieConfig(FratrieBaseConfig):
     def __setattr__(self, name: str, value: Any) -> None:
         before = vars(self).get(name)
         super().__setattr__(name, value)
-        if "_post_init_done" not in vars(self):
+        if "_post_init_done" not in vars(self) or value == before:
             return
         try:
-            self._derive_after(name)
+            self._derive_after(name, was_enabled=before is not None)
         except ValueError:
             super().__setattr__(name, before)
             raise
 
-    def _derive_after(self, name: str) -> None:
-        """Set what follows from a field of a finished configuration that was set: of the two lists the other one."""
+    def _derive_after(self, name: str, was_enabled: bool) -> None:
+        """Set what follows from a field of a finished configuration that was set.
+
+        Of the two lists the other one, and of a field that enables a mixer or does so no longer, the mixers.
+        """
         if name not in ("layer_types", "mixer_types"):
             mixers = [mixer for mixer in mixer_registry().values() if mixer.enabled_by == name]
-            if not mixers:
+            if not mixers or was_enabled == (getattr(self, name) is not None):
                 return
             for field in mixers[0].own_fields if getattr(self, name) is None else ():
                 super().__setattr__(field, None)  # of no use without it
@@ -520,6 +523,9 @@ def with_changes(fields: dict[str, Any], changes: dict[str, Any]) -> dict[str, A
 def first_layers(saved: dict[str, Any], number: int) -> dict[str, Any]:
     """Return the saved fields of a stack that has only its first layers."""
     cut = {name: saved[name][:number] for name in ("layer_types", "mixer_types", "mlp_layer_types") if saved.get(name)}
+    gone = set(saved.get("mixer_types") or ()) - set(cut.get("mixer_types", ()))
+    for mixer in (mixer_registry()[name] for name in gone & mixer_registry().keys()):
+        cut |= dict.fromkeys(mixer.own_fields)
     rope = saved.get("rope_parameters")
     if rope and "rope_type" not in rope:  # one set per layer type, of which some may be gone
         cut["rope_parameters"] = {kind: rope[kind] for kind in rope if kind in cut.get("layer_types", rope)}

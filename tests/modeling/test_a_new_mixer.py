@@ -11,7 +11,7 @@ from mixer_contract import MixerContract
 from torch import nn
 from transformers import initialization as init
 
-from fratrie import FratrieDecoderConfig, FratrieEncoderConfig
+from fratrie import FratrieDecoderConfig, FratrieDecoderForCausalLM, FratrieEncoderConfig, export_code
 from fratrie.modeling.mixer import Mixer
 from fratrie.modeling.mixers import MIXERS
 
@@ -118,3 +118,12 @@ def test_a_mixer_that_does_not_say_what_it_costs_is_refused_by_the_accounting(mo
     for count in (forward_flops, cache_bytes, activation_bytes):
         with pytest.raises(ValueError, match=r"of a RunningMean ha(s|ve) no formula"):
             count(config, 1, 4)
+
+
+def test_the_code_of_a_mixer_from_elsewhere_is_not_exported(tmp_path):
+    config = FratrieDecoderConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=4, mixer_types=["running_mean"]
+    )
+    with pytest.raises(ValueError, match=r"'running_mean' is .*RunningMean, which is no part of fratrie"):
+        export_code(FratrieDecoderForCausalLM(config), tmp_path / "model")
+    assert not (tmp_path / "model").exists()

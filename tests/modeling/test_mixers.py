@@ -227,6 +227,18 @@ def test_a_field_that_is_set_later_enables_its_mixer():
     FratrieDecoderModel(config)
 
 
+def test_what_is_chosen_stays_where_a_field_changes_nothing(tmp_path):
+    chosen = ["softmax", "latent"]
+    config = FratrieDecoderConfig(**SIZES, kv_lora_rank=4, mixer_types=chosen)
+    config.kv_lora_rank = 8
+    config.layer_types = list(config.layer_types)
+    assert config.mixer_types == chosen
+    config.save_pretrained(tmp_path)
+    assert FratrieDecoderConfig.from_pretrained(tmp_path, kv_lora_rank=6).mixer_types == chosen
+    cut = FratrieDecoderConfig.from_pretrained(tmp_path, num_hidden_layers=1)
+    assert cut.mixer_types == ["softmax"] and cut.kv_lora_rank is None
+
+
 def test_a_refused_list_leaves_the_configuration_as_it_was():
     config = FratrieDecoderConfig(**SIZES)
     for name, value in (("mixer_types", ["mamba"] * 2), ("layer_types", ["conv"] * 2)):
