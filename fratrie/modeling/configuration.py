@@ -287,7 +287,7 @@ class FratrieConfig(FratrieBaseConfig):
     def __setattr__(self, name: str, value: Any) -> None:
         before = vars(self).get(name)
         super().__setattr__(name, value)
-        if "_post_init_done" not in vars(self) or value == before:
+        if "_post_init_done" not in vars(self) or name not in _deriving_fields() or value == before:
             return
         try:
             self._derive_after(name, was_enabled=before is not None)
@@ -300,12 +300,12 @@ class FratrieConfig(FratrieBaseConfig):
 
         Of the two lists the other one, and of a field that enables a mixer or does so no longer, the mixers.
         """
-        if name not in ("layer_types", "mixer_types"):
-            mixers = [mixer for mixer in mixer_registry().values() if mixer.enabled_by == name]
-            if not mixers or was_enabled == (getattr(self, name) is not None):
+        for mixer in mixer_registry().values():
+            if mixer.enabled_by == name and was_enabled == (getattr(self, name) is not None):
                 return
-            for field in mixers[0].own_fields if getattr(self, name) is None else ():
-                super().__setattr__(field, None)  # of no use without it
+            if mixer.enabled_by == name and was_enabled:
+                for field in mixer.own_fields:  # of no use without it
+                    super().__setattr__(field, None)
         if (name == "mixer_types" and self.mixer_types is not None) or self.layer_types is None:
             super().__setattr__("layer_types", self._derive_layer_types())
         else:
@@ -503,6 +503,11 @@ class FratrieDecoderConfig(FratrieConfig):
     use_cache: bool = True
     add_cross_attention: bool = False
     cross_attention_hidden_size: int | None = None
+
+
+def _deriving_fields() -> set[str | None]:
+    """The fields that others follow from when they are set."""
+    return {"layer_types", "mixer_types", *(mixer.enabled_by for mixer in mixer_registry().values())}
 
 
 # What an encoder-decoder's configuration hands on to its stacks.

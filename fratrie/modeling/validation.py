@@ -173,8 +173,8 @@ def _check_unused_fields(config: "FratrieConfig", name: str, mixer: type["Mixer"
     said = ", ".join(f"{field}={value}" for field, value in given.items())
     has = "has" if len(given) == 1 else "have"
     raise ValueError(
-        f"{said} {has} no use without a {mixer.layer_types[0]!r} layer in layer_types={config.layer_types} whose mixer "
-        f"is {name!r}."
+        f"{said} {has} no use without a {mixer.layer_types[0]!r} layer in layer_types={config.layer_types} whose "
+        f"mixer is {name!r}."
     )
 
 

@@ -239,6 +239,14 @@ def test_what_is_chosen_stays_where_a_field_changes_nothing(tmp_path):
     assert cut.mixer_types == ["softmax"] and cut.kv_lora_rank is None
 
 
+def test_an_attribute_of_any_type_can_be_set():
+    """Tools keep what they like on a configuration."""
+    config = FratrieDecoderConfig(**SIZES)
+    config.numbers = torch.ones(2)
+    config.numbers = torch.zeros(2)
+    assert not config.numbers.any() and config.mixer_types == ["softmax"] * 2
+
+
 def test_a_refused_list_leaves_the_configuration_as_it_was():
     config = FratrieDecoderConfig(**SIZES)
     for name, value in (("mixer_types", ["mamba"] * 2), ("layer_types", ["conv"] * 2)):
