@@ -172,10 +172,10 @@ def test_the_smallest_causal_windows_generate_alike_with_a_cache_and_without(win
 
 
 EDITS = {
-    "num_hidden_layers": (3, r"layer_types has 2 entries for num_hidden_layers=3"),
+    "num_hidden_layers": (3, r"layer_types or mixer_types has 2 entries for num_hidden_layers=3"),
     "position_type": ("rotary", r"rope_parameters.*rope_theta"),
     "num_experts": (4, r"num_experts=4.*mlp_layer_types"),
-    "layer_types": (None, r"layer_types has 0 entries"),
+    "layer_types": ([FULL], r"layer_types or mixer_types has 1 entries"),
     "mlp_layer_types": (["sparse", "dense"], r"num_experts=0: set num_experts"),
     "num_key_value_heads": (3, r"num_key_value_heads=3"),
     "eos_token_id": (500, r"eos_token_id=500"),
@@ -266,7 +266,7 @@ def test_fields_given_at_loading_get_their_defaults_as_at_construction(tmp_path)
     )
     assert config.rope_parameters == {"rope_type": "default", "rope_theta": 10_000.0}
     assert config.layer_types == [FULL, FULL] and config.num_labels == 1 and unused == {"other": 1}
-    with pytest.raises(ValueError, match="layer_types has 2 entries for num_hidden_layers=3"):
+    with pytest.raises(ValueError, match="layer_types or mixer_types has 2 entries for num_hidden_layers=3"):
         type(whole).from_pretrained(tmp_path, num_hidden_layers=3)
     with pytest.raises(ValueError, match=r"num_experts=4.*mlp_layer_types"):
         type(whole).from_pretrained(tmp_path, num_experts=4)
