@@ -28,9 +28,11 @@ demo-scratch: install
 test: install ecosystem
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses=2 --dist=worksteal --durations=15
 
-# What takes seconds, several processes or other tools is left out; each other test runs once a sibling or family.
+# What takes seconds, several processes or other tools is left out, and so are the pages of the documentation and the
+# presets; each other test runs once per sibling or family.
 test-quick: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --quick --ignore=tests/ecosystem --numprocesses=2 --dist=worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --quick --numprocesses=2 \
+		--ignore=tests/ecosystem --ignore=tests/docs/test_docs.py --ignore=tests/test_presets.py --dist=worksteal
 
 lint: install
 	$(BIN)/ruff check .
