@@ -1,8 +1,7 @@
 """From models of Hugging Face to ours and back, in memory and from checkpoints."""
 
 import os
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -13,6 +12,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from fratrie.modeling.pretrained import FratriePreTrainedModel
+from fratrie.quiet import without_bars, without_reports
 
 from . import bart, bert, deepseek, gpt2, llama, modernbert, t5, vit
 from .recipe import SPECIAL_TOKENS, Head, Recipe, States
@@ -183,7 +183,7 @@ def load_checkpoint(
         config = _as_class(cast(Any, our_class.config_class), config)
         config = config if is_theirs else _change_fields(config, kwargs)
     states = recipe.read_weights(_take_states(theirs, missing), head, theirs.config)
-    with _without_bars():  # theirs have been shown
+    with without_bars():  # theirs have been shown
         loaded = our_class.from_pretrained(None, config=config, state_dict=states, dtype=theirs.dtype, **kwargs)
     ours = loaded[0] if isinstance(loaded, tuple) else loaded
     if unread := sorted(report["unexpected_keys"]):
@@ -219,7 +219,7 @@ def _load_theirs(
     arguments = {"ignore_mismatched_sizes": True, "output_loading_info": True, **arguments}
     arguments["use_safetensors"] = arguments.get("use_safetensors") is not False
     try:
-        with _without_report():
+        with without_reports():
             return cast(Any, head.their_class.from_pretrained(name, config=config, **arguments))
     except OSError as error:
         if "safetensors" not in str(error) or not list(Path(name).glob("**/pytorch_model*.bin")):
@@ -266,28 +266,6 @@ def _change_fields(config: PreTrainedConfig, kwargs: dict[str, Any]) -> PreTrain
     return type(config).from_dict(config.to_dict(), **changed) if changed else config
 
 
-@contextmanager
-def _without_report() -> Iterator[None]:
-    """Silence the loading report: the callers judge it, or ours reports the same under our names."""
-    verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-
-
-@contextmanager
-def _without_bars() -> Iterator[None]:
-    shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            transformers_logging.enable_progress_bar()
-
-
 def _build(
     model_class: type[PreTrainedModel],
     config: PreTrainedConfig,
@@ -315,7 +293,7 @@ def _build(
         for name, tensor in states.items()
     }
     kwargs |= {"dtype": like.dtype, "ignore_mismatched_sizes": True, "output_loading_info": True}
-    with _without_report(), _without_bars():
+    with without_reports(), without_bars():
         loaded = model_class.from_pretrained(None, config=config, state_dict=states, **kwargs)
     model, report = cast(Any, loaded)
     report["missing_keys"] = set(report["missing_keys"]) - set(computed)

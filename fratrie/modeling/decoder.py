@@ -90,7 +90,8 @@ class FratrieDecoderModel(FratrieStack):
                 cache = EncoderDecoderCache(cache, DynamicCache())
         if encoder_hidden_states is not None and layout.has_packed_rows:
             raise ValueError("Rows that hold several documents cannot attend one encoder's states: pad them instead.")
-        if cache is not None or encoder_hidden_states is not None:  # which know rows alone
+        # Neither caches nor an encoder's states know groups.
+        if not isinstance(layout, Rows) and (cache is not None or encoder_hidden_states is not None):
             layout = Rows(shape=shape, given=GivenMask.read(attention_mask), position_ids=position_ids)
         if encoder_hidden_states is not None:
             layout.encoder_mask = build_cross_mask(self.config, shape, encoder_hidden_states, encoder_attention_mask)
