@@ -183,7 +183,8 @@ def test_a_layout_moves_to_another_device_whole(batch, one_group):
 
 def test_a_causal_mixer_sees_the_room_after_a_document_only_where_it_asks_for_lengths():
     groups, states = find_groups((2, 3), torch.tensor([[1, 1, 0], [1, 1, 1]]), None), torch.zeros(1, 5, 4)
-    causal, both_ways = FratrieDecoderConfig(hidden_size=16), FratrieEncoderConfig(hidden_size=16)
+    fields = {"hidden_size": 16, "attn_implementation": "sdpa"}
+    causal, both_ways = FratrieDecoderConfig(**fields), FratrieEncoderConfig(**fields)
     masks = [group.mask_GL for group in groups.groups]
     assert groups.build_mask(causal, ("padding", "linear_attention"), states) == [None] * len(masks)
     for config, form in ((causal, "lengths"), (both_ways, "lengths"), (both_ways, "padding")):
