@@ -3,11 +3,14 @@
 import re
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
+
+Name = TypeVar("Name", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def times(candidates: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+def times(candidates: Mapping[Name, Callable[[], object]], rounds: int) -> dict[Name, float]:
     """Median seconds of each candidate.
 
     The candidates take turns, so that a drift of the machine's speed touches all alike: one round to warm up, then
