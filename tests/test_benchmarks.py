@@ -1,0 +1,64 @@
+"""The table of speeds: its modules are found, a small one of each kind runs, and a saved table is complete."""
+
+import importlib
+
+import pytest
+import torch
+
+from benchmarks import all as table
+from benchmarks.rows import decoder_training, masked_language_modelling, optimizer
+from benchmarks.timing import Row, times
+from benchmarks.training_steps import Case, Documents
+
+TINY = Documents(count=6, batch_size=3, longest=9)
+
+
+def test_every_module_of_rows_measures_and_says_what():
+    assert {"encoder_training", "optimizer"} <= set(table.names())
+    for name in table.names():
+        module = importlib.import_module(f"benchmarks.rows.{name}")
+        assert callable(module.measure) and module.__doc__, name
+
+
+def test_candidates_take_turns_after_a_round_to_warm_up():
+    called = []
+    measured = times({name: lambda name=name: called.append(name) for name in "ab"}, rounds=2)
+    assert "".join(called) == "ababab"
+    assert set(measured) == {"a", "b"} and min(measured.values()) > 0
+
+
+def test_a_row_in_markdown():
+    line = table.table([Row("a step", 2.0, None, 1.5, "3 ms", "of BERT")]).splitlines()[-1]
+    assert line == "| a step | 2.00 | – | 1.50 | 3 ms | of BERT |"
+
+
+def test_the_optimizer_at_its_smallest():
+    (row,) = optimizer.measure(rounds=1, layers=1, width=8, vocabulary=10)
+    assert row.against_default > 0 and row.hf_best > 0
+
+
+@pytest.mark.parametrize(
+    ("module", "dtype"), [(decoder_training, torch.float32), (masked_language_modelling, torch.bfloat16)]
+)
+def test_steps_of_training_at_their_smallest(module, dtype):
+    rows = module.measure(rounds=1, cases=[Case(1, 64, 20, dtype, TINY, goal=2.0)])
+    assert rows[-1].goal == 2.0 and all(row.against_default > 0 and row.hf_best > 0 for row in rows)
+
+
+def test_other_weights_are_not_timed(monkeypatch):
+    def broken(model):
+        ours = from_hf(model)
+        with torch.no_grad():
+            next(ours.parameters()).mul_(1.1)
+        return ours
+
+    from_hf = decoder_training.from_hf
+    monkeypatch.setattr(decoder_training, "from_hf", broken)
+    with pytest.raises(AssertionError, match="not close"):
+        decoder_training.measure(rounds=1, cases=[Case(1, 64, 20, torch.float32, TINY, goal=2.0)])
+
+
+@pytest.mark.skipif(not table.RESULTS.exists(), reason="no table is saved")
+def test_the_saved_table_has_every_module():
+    saved = table.RESULTS.read_text(encoding="utf-8")
+    assert [name for name in table.names() if f"\n## {name}\n" not in saved] == []
