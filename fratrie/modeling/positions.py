@@ -113,9 +113,7 @@ class FratrieRotaryEmbedding(nn.Module):
         return cos_B1TR.to(x.dtype), sin_B1TR.to(x.dtype)
 
 
-def rotate(
-    x_BHTC: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor], interleaved: bool = False
-) -> torch.Tensor:
+def rotate(x_BHTC: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor], interleaved: bool = False) -> torch.Tensor:
     """Turn the first R numbers of each head by the cosines and signed sines of its position; the rest stays as it is.
 
     Number i forms a pair with number i + R/2, as in Hugging Face's Llama. Interleaved pairs are neighbours instead;
