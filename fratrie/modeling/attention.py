@@ -5,6 +5,7 @@ The kernels come from Hugging Face's `AttentionInterface`.
 Shapes: B batch, T queries, S keys, D hidden, H query heads, K key-value heads, C head size, N real tokens.
 """
 
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -12,10 +13,14 @@ from torch import nn
 from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache, StaticLayer
 from transformers.integrations.sdpa_attention import repeat_kv
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils.generic import maybe_autocast
 
 from .configuration import FratrieConfig
 from .layout import Layout
 from .mixer import AttentionMixer
+
+# Up to so many keys, the backward pass of SDPA on a CPU takes up to four times as long in half precision as in float32.
+_SHORT_ON_CPU = 512
 
 
 class SoftmaxAttention(AttentionMixer):
@@ -85,6 +90,11 @@ class SoftmaxAttention(AttentionMixer):
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Softmax of the scores times the values, by the configured implementation (see `AttentionMixer.attend`)."""
+        given = query_BHTC.dtype
+        if self._trains_faster_in_float32(query_BHTC, key_BKSC):
+            query_BHTC, key_BKSC, value_BKSC = query_BHTC.float(), key_BKSC.float(), value_BKSC.float()
+            if isinstance(attention_mask, torch.Tensor) and attention_mask.is_floating_point():
+                attention_mask = attention_mask.float()
         if position_bias is not None:
             position_bias = position_bias.to(query_BHTC.dtype).expand(query_BHTC.shape[0], -1, -1, -1)
             if isinstance(attention_mask, torch.Tensor) and attention_mask.dtype == torch.bool:
@@ -95,18 +105,25 @@ class SoftmaxAttention(AttentionMixer):
                 position_bias = None
         implementation = self.config._attn_implementation
         kernel = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
-        return kernel(
-            self,
-            query_BHTC,
-            key_BKSC,
-            value_BKSC,
-            attention_mask,
-            dropout=self.config.attention_dropout if self.training else 0.0,
-            scaling=self.scaling,
-            sliding_window=self.sliding_window,
-            **({} if position_bias is None else {"position_bias": position_bias}),
-            **kwargs,
-        )
+        with maybe_autocast(query_BHTC.device.type, enabled=False) if query_BHTC.dtype != given else nullcontext():
+            mixed_BTHC, weights_BHTS = kernel(
+                self,
+                query_BHTC,
+                key_BKSC,
+                value_BKSC,
+                attention_mask,
+                dropout=self.config.attention_dropout if self.training else 0.0,
+                scaling=self.scaling,
+                sliding_window=self.sliding_window,
+                **({} if position_bias is None else {"position_bias": position_bias}),
+                **kwargs,
+            )
+        return mixed_BTHC.to(given), weights_BHTS
+
+    def _trains_faster_in_float32(self, query_BHTC: torch.Tensor, key_BKSC: torch.Tensor) -> bool:
+        is_half_on_cpu = query_BHTC.device.type == "cpu" and query_BHTC.dtype.itemsize == 2
+        uses_sdpa = self.config._attn_implementation == "sdpa"
+        return self.training and is_half_on_cpu and uses_sdpa and key_BKSC.shape[2] <= _SHORT_ON_CPU
 
     def flops(self, length: int) -> int:
         """Scores and mixed values of a row (see `Mixer.flops`)."""

@@ -28,5 +28,6 @@ class FeedForward(nn.Module):
         """Map `(…, D)` to `(…, D)`, each token by itself."""
         up = self.up_proj(hidden_states)
         inner = self.act_fn(up) if self.gate_proj is None else self.act_fn(self.gate_proj(hidden_states)) * up
-        inner = self.dropout(inner)
+        if self.training:
+            inner = self.dropout(inner)
         return self.down_proj(inner.to(self.down_proj.weight.dtype) if self.has_fine_output else inner)

@@ -22,6 +22,14 @@ class RMSNorm(nn.RMSNorm):
         return (normed.to(self.weight.dtype) if self.weight.dtype in _HALF else normed) * self.weight
 
 
+class NoNorm(nn.Identity):
+    """An empty slot, without the cost of a module's call, which is that of a small operation on a CPU."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return `x`."""
+        return x
+
+
 def build_norm(kind: str | None, size: int, eps: float, bias: bool = True) -> nn.Module:
     """Build a norm over the last dimension.
 
@@ -32,10 +40,10 @@ def build_norm(kind: str | None, size: int, eps: float, bias: bool = True) -> nn
         bias: whether LayerNorm has a bias (RMSNorm never has).
 
     Returns:
-        The norm, an identity for `None`.
+        The norm, a `NoNorm` for `None`.
     """
     if kind is None:
-        return nn.Identity()
+        return NoNorm()
     if kind == "layer_norm":
         return nn.LayerNorm(size, eps=eps, bias=bias)
     assert kind == "rms_norm", kind

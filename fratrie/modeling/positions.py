@@ -102,30 +102,31 @@ class FratrieRotaryEmbedding(nn.Module):
     @dynamic_rope_update
     @torch.no_grad()
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cosines and sines `(B, T, R)` in the dtype of `x` for `position_ids` `(B, T)`."""
-        angles_BTR = position_ids[..., None].float() * self.inv_freq.to(device=x.device, dtype=torch.float32)
-        angles_BTR = torch.cat((angles_BTR, angles_BTR), dim=-1)
-        cos, sin = angles_BTR.cos() * self.attention_scaling, angles_BTR.sin() * self.attention_scaling
-        return cos.to(x.dtype), sin.to(x.dtype)
+        """Return cosines and signed sines `(B, 1, T, R)`, as `rotate` takes them, for `position_ids` `(B, T)`.
+
+        They are in the dtype of `x`. The sines of the first half are negative, so that no layer has to negate states.
+        """
+        inv_freq = self.inv_freq.to(device=x.device, dtype=torch.float32)
+        angles_B1TX = position_ids[:, None, :, None].float() * inv_freq
+        cos_B1TX, sin_B1TX = angles_B1TX.cos() * self.attention_scaling, angles_B1TX.sin() * self.attention_scaling
+        cos_B1TR, sin_B1TR = torch.cat((cos_B1TX, cos_B1TX), dim=-1), torch.cat((-sin_B1TX, sin_B1TX), dim=-1)
+        return cos_B1TR.to(x.dtype), sin_B1TR.to(x.dtype)
 
 
-def rotate(
-    x_BHTC: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor], interleaved: bool = False
-) -> torch.Tensor:
-    """Turn the first R numbers of each head by its position; the rest stays as it is.
+def rotate(x_BHTC: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor], interleaved: bool = False) -> torch.Tensor:
+    """Turn the first R numbers of each head by the cosines and signed sines of its position; the rest stays as it is.
 
     Number i forms a pair with number i + R/2, as in Hugging Face's Llama. Interleaved pairs are neighbours instead;
     they come out in the order of the other form, which scores do not feel, since queries and keys share it.
     """
-    rotated = position_embeddings[0].shape[-1]
+    cos_B1TR, sin_B1TR = turns
+    rotated = cos_B1TR.shape[-1]
     if rotated < x_BHTC.shape[-1]:
-        turned = rotate(x_BHTC[..., :rotated], position_embeddings, interleaved)
+        turned = rotate(x_BHTC[..., :rotated], turns, interleaved)
         return torch.cat((turned, x_BHTC[..., rotated:]), dim=-1)
     if interleaved:
         x_BHTC = torch.cat((x_BHTC[..., ::2], x_BHTC[..., 1::2]), dim=-1)
-    cos, sin = (part.unsqueeze(1) for part in position_embeddings)
-    first, second = x_BHTC.chunk(2, dim=-1)
-    return x_BHTC * cos + torch.cat((-second, first), dim=-1) * sin
+    return x_BHTC * cos_B1TR + x_BHTC.roll(rotated // 2, dims=-1) * sin_B1TR
 
 
 class RelativePositionBias(nn.Module):

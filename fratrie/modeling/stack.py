@@ -147,9 +147,10 @@ class FratrieStack(FratriePreTrainedModel):
                 "with add_cross_attention=True."
             )
         # Early exit (Elhoushi et al. 2024) lowers the number of layers for a while.
-        for index in held_layers(self.layers[: self.config.num_hidden_layers]):
+        layers = list(self.layers)[: self.config.num_hidden_layers]
+        for index in held_layers(layers):
             bias = layout.biases.get(self.layer_types[index])
-            hidden_states = self.layers[index](hidden_states, encoder_hidden_states, bias, layout=layout, **kwargs)
+            hidden_states = layers[index](hidden_states, encoder_hidden_states, bias, layout=layout, **kwargs)
         return FratrieModelOutput(last_hidden_state=self.norm(hidden_states))
 
 

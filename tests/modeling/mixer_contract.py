@@ -282,7 +282,8 @@ class MixerContract:
         order = torch.tensor([[0, 1, 2, 3, 4], [0, 0, 1, 2, 3]])
         turned = torch.stack([angles(places, model.config.head_dim) for places in order]) if rotary else None
         if rotary:  # in float64, as the plain form has them
-            layout.rotations[self.layer_type] = (turned.repeat(1, 1, 2).cos(), turned.repeat(1, 1, 2).sin())
+            cos, sin = turned.cos().unsqueeze(1), turned.sin().unsqueeze(1)
+            layout.rotations[self.layer_type] = (torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1))
         outputs, _ = mixer(hidden, layout)
         expected = torch.stack(
             [

@@ -6,8 +6,10 @@ import pytest
 import torch
 from layouts import rows_of_mixer, rows_of_stack
 from transformers.cache_utils import EncoderDecoderCache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from fratrie import FratrieDecoderConfig, FratrieDecoderModel, FratrieEncoderConfig, FratrieEncoderModel
+from fratrie.modeling import attention
 from fratrie.modeling.attention import CrossAttention, SoftmaxAttention
 from fratrie.modeling.layout import Rows
 from fratrie.modeling.masks import GivenMask
@@ -347,3 +349,32 @@ def test_the_implementation_can_be_changed_after_construction():
     without_weights, weights = model.layers[0].mixer(hidden, rows_of_stack(model, hidden))
     assert weights is None
     close(with_weights, without_weights)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("position_type", ["none", "alibi"])
+def test_short_training_in_half_precision_runs_its_kernel_in_float32_on_a_cpu(position_type, autocast, monkeypatch):
+    """Where it is faster: not beyond some length, and not in evaluation, whose numbers are those of published models."""
+    seen, sdpa = [], ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    def recording(module, query, key, *args, **kwargs):
+        seen.append(query.dtype)
+        return sdpa(module, query, key, *args, **kwargs)
+
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, "sdpa", recording)
+    monkeypatch.setattr(attention, "_SHORT_ON_CPU", 6)
+    model = FratrieEncoderModel(config(position_type=position_type, unpad_inputs=False))
+    model = model if autocast else model.to(torch.bfloat16)
+    for length, training, expected in (
+        (6, True, torch.float32),
+        (7, True, torch.bfloat16),
+        (6, False, torch.bfloat16),
+    ):
+        ids, mask = torch.randint(3, 30, (2, length)), torch.ones(2, length).long()
+        mask[1, 4:] = 0
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            states = model.train(training)(ids, attention_mask=mask).last_hidden_state
+        states.float().sum().backward()
+        assert set(seen) == {expected}, length
+        assert autocast or states.dtype == torch.bfloat16
+        seen.clear()

@@ -160,6 +160,13 @@ def rotary_pair(parameters):
     return FratrieRotaryEmbedding(ours), LlamaRotaryEmbedding(theirs)
 
 
+def as_llama_has_them(turns):
+    """Cosines and sines `(B, T, R)` of turns `(B, 1, T, R)`, whose first sines are negative."""
+    cos, sin = (part.squeeze(1) for part in turns)
+    first, second = sin.chunk(2, dim=-1)
+    return cos, torch.cat((-first, second), dim=-1)
+
+
 @pytest.mark.parametrize("name", ROPE_TYPES)
 def test_rotary_equals_llama(name):
     """Also where the frequencies depend on the length: short, long, and short again."""
@@ -168,9 +175,9 @@ def test_rotary_equals_llama(name):
     for start in (0, 13, 95, 300, 2):
         places = torch.tensor([[0, 1, 2], [1, 4, 9]]) + start
         turn, expected = ours(query, places), theirs(query, places)
-        for actual, wanted in zip(turn, expected, strict=True):
+        for actual, wanted in zip(as_llama_has_them(turn), expected, strict=True):
             assert torch.equal(actual, wanted)
-        for states, wanted in zip((query, key), apply_rotary_pos_emb(query, key, *turn), strict=True):
+        for states, wanted in zip((query, key), apply_rotary_pos_emb(query, key, *expected), strict=True):
             torch.testing.assert_close(rotate(states, turn), wanted, rtol=1e-12, atol=1e-12)
 
 
@@ -201,10 +208,10 @@ def test_partial_rotary_turns_the_first_part_of_a_head_only():
     )
     states = torch.randn(1, 2, 5, 16)
     turn = embedding(states, torch.arange(5)[None])
-    assert turn[0].shape == (1, 5, 8)
+    assert turn[0].shape == (1, 1, 5, 8)
     turned = rotate(states, turn)
     torch.testing.assert_close(turned[..., 8:], states[..., 8:], rtol=0, atol=0)
-    half, _ = apply_rotary_pos_emb(states[..., :8], states[..., :8], *turn)
+    half, _ = apply_rotary_pos_emb(states[..., :8], states[..., :8], *as_llama_has_them(turn))
     torch.testing.assert_close(turned[..., :8], half)
     assert not torch.allclose(turned[..., 1:, :8], states[..., 1:, :8])
 
@@ -260,7 +267,7 @@ def test_rotary_by_layer_type_equals_modernbert(model_class, dtype, tmp_path):
         turns = layout.rotations
         assert set(turns) == set(LAYERED)
         for kind, turn in turns.items():
-            for actual, wanted in zip(turn, theirs(states, places, kind), strict=True):
+            for actual, wanted in zip(as_llama_has_them(turn), theirs(states, places, kind), strict=True):
                 assert torch.equal(actual, wanted), kind
     fresh, ids = layered_model(model_class), torch.arange(1, 11)[None]
     for parameter in fresh.parameters():
@@ -310,7 +317,7 @@ def test_interleaved_rotation_equals_deepseek(part):
     query, key = torch.randn(2, 2, 2, 7, 16, dtype=torch.float64)
     turn = FratrieRotaryEmbedding(config)(query, torch.tensor([[0, 1, 2, 3, 4, 5, 6], [3, 9, 1, 40, 2, 0, 5]]))
     size = int(16 * part)
-    turned = apply_rotary_pos_emb_interleave(query[..., :size], key[..., :size], *turn)
+    turned = apply_rotary_pos_emb_interleave(query[..., :size], key[..., :size], *as_llama_has_them(turn))
     expected = scores(*turned) + scores(query[..., size:], key[..., size:])
     actual = scores(rotate(query, turn, interleaved=True), rotate(key, turn, interleaved=True))
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)

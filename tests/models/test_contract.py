@@ -850,11 +850,11 @@ def test_scaled_rotary_positions_are_what_their_name_says():
     x = torch.zeros(1)
     plain = FratrieRotaryEmbedding(config=rotary_config())
     cos, sin = plain(x, long)
-    close(plain(x, short), (cos[:, :10], sin[:, :10]))
+    close(plain(x, short), (cos[:, :, :10], sin[:, :, :10]))
 
     linear = FratrieRotaryEmbedding(config=rotary_config(rope_type="linear", factor=10.0))
     for scaled, original in zip(linear(x, long), (cos, sin), strict=True):
-        close(scaled[:, ::10], original[:, :6])
+        close(scaled[:, :, ::10], original[:, :, :6])
 
     dynamic = FratrieRotaryEmbedding(config=rotary_config(rope_type="dynamic", factor=10.0))
     close(dynamic(x, short), plain(x, short))

@@ -1,0 +1,102 @@
+"""Linear maps laid out once for the matrix products of a CPU, in fewer bits if asked for.
+
+Labelling and writing spend most of their time in linear maps, and a CPU spends much of that on reading weights and on
+laying them out anew for every product.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar, get_args
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+Precision = Literal["float32", "bfloat16", "int8"]
+Product = Callable[[torch.Tensor], torch.Tensor]
+Model = TypeVar("Model", bound=PreTrainedModel)
+
+
+def pack(model: Model, precision: Precision = "float32") -> Model:
+    """Replace the linear layers of a model on a CPU, in place, by packed ones. It can then no longer learn or be saved.
+
+    Only the products are in another precision; norms, attention, residuals and caches stay in that of the model. The
+    weights of experts are no linear layers, and stay as they are.
+
+    Args:
+        model: any Hugging Face model, in `eval` mode from then on.
+        precision: of the products. `"bfloat16"` needs a processor that has it. `"int8"` rounds weights to 8 bits, per
+            output, and each input to 7, over all tokens of a batch, so that logits depend a little on the batch.
+
+    Returns:
+        The same model.
+
+    Raises:
+        ValueError: for another precision, a model that is not on a CPU, and a processor without bfloat16.
+    """
+    if precision not in get_args(Precision):
+        raise ValueError(f"precision={precision!r}: choose from {', '.join(get_args(Precision))}.")
+    devices = {weight.device.type for weight in model.parameters()}
+    if devices != {"cpu"}:
+        raise ValueError(
+            f"The weights are on {', '.join(sorted(devices))}: packed layers are for a CPU; elsewhere load the model "
+            "with dtype='bfloat16' or a quantization_config."
+        )
+    if precision == "bfloat16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        raise ValueError("This processor has no products of bfloat16: use precision='float32' or 'int8'.")
+    for module in list(model.modules()):
+        for name, layer in module.named_children():
+            if type(layer) is nn.Linear:  # what derives from it does more than a product
+                setattr(module, name, PackedLinear(layer, precision))
+    return model.eval()
+
+
+class PackedLinear(nn.Module):
+    """`x Wᵀ + b` by a packed weight, in the dtype of `x`."""
+
+    def __init__(self, linear: nn.Linear, precision: Precision) -> None:
+        super().__init__()
+        self.in_features, self.out_features, self.precision = linear.in_features, linear.out_features, precision
+        with torch.no_grad():
+            make = _integer_product if precision == "int8" else _float_product
+            self.product = make(linear, getattr(torch, precision))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map `(…, in_features)` to `(…, out_features)`, without a gradient."""
+        return self.product(x.detach()).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        """Sizes and precision, as `print(model)` shows them."""
+        return f"in_features={self.in_features}, out_features={self.out_features}, precision={self.precision!r}"
+
+    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        raise ValueError("A packed model cannot be saved: save the model that it was made from.")
+
+
+def _float_product(linear: nn.Linear, dtype: torch.dtype) -> Product:
+    """A product in `dtype`, its weight in oneDNN's layout, as compiled graphs have it."""
+    weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.to(dtype))
+    bias = None if linear.bias is None else linear.bias.to(dtype)
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x.to(dtype), weight, bias, "none", [], "")
+
+    return product
+
+
+def _integer_product(linear: nn.Linear, dtype: torch.dtype) -> Product:
+    """A product of 8-bit integers, whose inputs are rounded as they come."""
+    weight = linear.weight.float()
+    scales = (weight.abs().amax(dim=1) / torch.iinfo(dtype).max).clamp_min(torch.finfo(torch.float32).tiny)
+    zeros = torch.zeros(len(weight), dtype=torch.long)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"torch\.quantize_per_")  # torch has no other way to its kernels
+        rounded = torch.quantize_per_channel(weight, scales.double(), zeros, 0, torch.qint8)
+    packed = torch.ops.quantized.linear_prepack(rounded, None if linear.bias is None else linear.bias.float())
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        # Seven bits of the inputs: with eight, sums overflow on processors that add pairs of products in 16 bits.
+        rows = x.float().reshape(-1, x.shape[-1])
+        return torch.ops.quantized.linear_dynamic(rows, packed, True).view(*x.shape[:-1], len(scales))
+
+    return product

@@ -1,0 +1,122 @@
+"""Packed linear layers: the same outputs within what their precision rounds, and nothing lost silently."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from transformers import BertConfig, BertForSequenceClassification
+
+from fratrie import (
+    FratrieDecoderConfig,
+    FratrieDecoderForCausalLM,
+    FratrieEncoderConfig,
+    FratrieEncoderForTokenClassification,
+    FratrieSeq2SeqConfig,
+    FratrieSeq2SeqForConditionalGeneration,
+)
+from fratrie.inference import PackedLinear, pack
+
+TINY = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+# How far the outputs may move, as a share of their size.
+ROUNDING = {"float32": 1e-5, "bfloat16": 2e-2, "int8": 1e-1}
+HAS_BFLOAT16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def decoder(**fields):
+    torch.manual_seed(0)
+    config = FratrieDecoderConfig(**TINY, position_type="rotary", eos_token_id=None, **fields)
+    return FratrieDecoderForCausalLM(config).eval()
+
+
+MODELS = {
+    "decoder": decoder,
+    "experts": lambda: decoder(num_experts=4, num_experts_per_tok=2, gated_feed_forward=True),
+    "encoder": lambda: FratrieEncoderForTokenClassification(FratrieEncoderConfig(**TINY, num_labels=5)).eval(),
+    "seq2seq": lambda: FratrieSeq2SeqForConditionalGeneration(
+        FratrieSeq2SeqConfig(encoder=TINY, decoder=TINY, decoder_start_token_id=1)
+    ).eval(),
+    "bert": lambda: BertForSequenceClassification(BertConfig(**TINY)).eval(),
+}
+
+
+def precision_here(precision):
+    if precision == "bfloat16" and not HAS_BFLOAT16:
+        with pytest.raises(ValueError, match="no products of bfloat16"):
+            pack(decoder(), precision)
+        return False
+    return True
+
+
+@pytest.mark.parametrize("precision", ROUNDING)
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_outputs_are_those_of_the_model_within_rounding(name, precision):
+    if not precision_here(precision):
+        return
+    torch.manual_seed(1)
+    model = MODELS[name]()
+    for weight in model.parameters():
+        weight.normal_(1.0 if weight.ndim == 1 else 0.0, 0.2)
+    mask = torch.tensor([[1] * 7, [1] * 4 + [0] * 3, [1] * 7])
+    inputs = {"input_ids": torch.randint(3, 50, (3, 7)), "attention_mask": mask}
+    if name == "seq2seq":
+        inputs["decoder_input_ids"] = torch.randint(3, 50, (3, 5))
+    expected = model(**inputs).logits
+    packed = pack(copy.deepcopy(model), precision)
+    kinds = [type(module) for module in packed.modules()]
+    assert PackedLinear in kinds and nn.Linear not in kinds
+    actual = packed(**inputs).logits
+    assert actual.dtype == expected.dtype
+    difference = (actual - expected).norm() / expected.norm()
+    assert difference < ROUNDING[precision]
+    assert precision == "float32" or difference > 1e-5, "nothing was rounded"
+
+
+@pytest.mark.parametrize("precision", ROUNDING)
+@pytest.mark.parametrize("bias", [True, False])
+@torch.no_grad()
+def test_a_layer_maps_any_shape(bias, precision):
+    if not precision_here(precision):
+        return
+    layer = nn.Linear(16, 6, bias=bias)
+    packed = pack(_Wrapped(layer), precision).layer
+    for shape in ((16,), (1, 16), (2, 3, 16), (0, 16), (2, 0, 3, 16)):
+        x = torch.randn(shape)
+        expected = layer(x)
+        assert packed(x).shape == expected.shape
+        torch.testing.assert_close(packed(x), expected, rtol=0.1, atol=0.1)
+    x = torch.randn(16, 5).T  # not contiguous
+    torch.testing.assert_close(packed(x), layer(x), rtol=0.1, atol=0.1)
+
+
+class _Wrapped(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = copy.deepcopy(layer)
+
+
+@torch.no_grad()
+def test_float32_writes_the_same_texts():
+    model, ids = decoder(), torch.randint(3, 50, (2, 4))
+    expected = model.generate(ids, max_new_tokens=8, do_sample=False)
+    assert torch.equal(pack(model).generate(ids, max_new_tokens=8, do_sample=False), expected)
+
+
+def test_a_half_precision_model_keeps_its_dtype():
+    model = pack(decoder().to(torch.bfloat16), "int8")
+    assert model(torch.tensor([[3, 4]])).logits.dtype == torch.bfloat16
+
+
+def test_a_packed_model_is_not_saved(tmp_path):
+    model = pack(decoder())
+    with pytest.raises(ValueError, match="cannot be saved"):
+        model.save_pretrained(tmp_path)
+    assert "precision='float32'" in str(model)
+
+
+def test_what_cannot_be_packed_is_refused():
+    with pytest.raises(ValueError, match="precision='int4': choose from float32, bfloat16, int8"):
+        pack(decoder(), "int4")
+    with pytest.raises(ValueError, match="weights are on meta"):
+        pack(decoder().to("meta"))
