@@ -314,9 +314,8 @@ def _at_least_float32(numbers: torch.Tensor) -> torch.Tensor:
 def _autocast_dtype(x: torch.Tensor) -> torch.dtype | None:
     """The dtype in which autocast multiplies such a tensor, `None` where it leaves it as it is."""
     device = x.device.type
-    if not torch.is_autocast_enabled(device) or x.dtype == torch.float64:
-        return None
-    return torch.get_autocast_dtype(device)
+    is_enabled = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if is_enabled and x.dtype != torch.float64 else None
 
 
 def _mean_over_tokens(values_N: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
