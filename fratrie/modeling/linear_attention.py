@@ -146,4 +146,4 @@ class LinearAttention(AttentionMixer):
         heads, head = config.num_attention_heads, config.head_dim
         _, size = chunks(length, config.linear_chunk_size)
         states = head * head / size + size if config.is_causal_stack else 0
-        return config.hidden_size + heads * (9.5 * head + states) * max(1.0, 4 / dtype.itemsize)
+        return config.hidden_size + heads * (11 * head + states) * max(1.0, 4 / dtype.itemsize)
