@@ -1,16 +1,20 @@
 """A mixture of experts instead of a feed-forward, and the losses that keep its router balanced.
 
-Shapes: B batch, T positions, N tokens, D hidden, E experts, F width of an expert, P experts per token (top-k),
-G groups of experts, M experts of a group, L layers.
+Shapes: B batch, T positions, N tokens, D hidden, E experts, F width of an expert, P experts per token (top-k), S = N·P
+choices, G groups of experts, M experts of a group, L layers.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.func import functional_call
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.integrations import use_experts_implementation
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, ExpertsInterface
+from transformers.utils.generic import maybe_autocast
 
 from .configuration import FratrieConfig
 from .feed_forward import FeedForward
@@ -77,9 +81,38 @@ class Router(nn.Module):
         return scores_NE.topk(self.top_k, dim=-1).indices
 
 
-class _Experts(nn.Module):
-    """Weights of all experts as Hugging Face's experts interface expects them, and the plain loop (`"eager"`)."""
+def _uses_grouped_kernel(config: FratrieConfig, tokens: torch.Tensor) -> bool:
+    """Whether experts are computed by the grouped kernel, the default; on a CPU the loop is as fast, or faster.
 
+    A compiled graph cannot hold the loop, which depends on the number of tokens of each expert.
+    """
+    is_looped = tokens.device.type == "cpu" and not torch.compiler.is_compiling()
+    return config._experts_implementation == "grouped_mm" and not is_looped
+
+
+class _ExpertsByDevice(ExpertsInterface):
+    """Hugging Face's implementations, but for the grouped kernel where `_uses_grouped_kernel` says no."""
+
+    def get_interface(self, experts_implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the implementation of this name, to be called with the experts and the arguments of `forward`."""
+        implementation = ALL_EXPERTS_FUNCTIONS.get_interface(experts_implementation, default)
+        if experts_implementation != "grouped_mm":
+            return implementation
+
+        def run(experts: "_Experts", tokens_ND: torch.Tensor, *routing: torch.Tensor, **named: torch.Tensor) -> Any:
+            chosen = implementation if _uses_grouped_kernel(experts.config, tokens_ND) else default
+            return chosen(experts, tokens_ND, *routing, **named)
+
+        return run
+
+
+_BY_DEVICE = _ExpertsByDevice()
+
+
+class _Experts(nn.Module):
+    """Weights of all experts as Hugging Face's experts interface expects them, and the loop over them (`"eager"`)."""
+
+    config: FratrieConfig
     input_proj: str  # the parameter that leads into the experts
 
     def __init__(self, config: FratrieConfig) -> None:
@@ -100,24 +133,33 @@ class _Experts(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
-        """Send tokens `(N, D)` through their experts `(N, P)` and add the results with their weights: `(N, D)`."""
-        outputs_ND = torch.zeros_like(hidden_states)
-        input_weights = getattr(self, self.input_proj)
-        for expert in top_k_index.unique().tolist():
-            if expert >= self.num_experts:  # expert parallelism marks another rank's tokens so
-                continue
-            token, slot = (top_k_index == expert).nonzero(as_tuple=True)
-            inner = self.activate(nn.functional.linear(hidden_states[token], input_weights[expert]))
-            outer = nn.functional.linear(inner, self.down_proj[expert]) * top_k_weights[token, slot, None]
-            outputs_ND = outputs_ND.index_add(0, token, outer.to(outputs_ND.dtype))
-        return outputs_ND
+        """Send tokens `(N, D)` through their experts `(N, P)` and add the results with their weights: `(N, D)`.
+
+        The tokens are sorted by expert, so that each expert has a slice of them.
+        """
+        # Expert parallelism marks another rank's tokens by an index of E or more.
+        index_S = top_k_index.flatten().clamp(max=self.num_experts)
+        order_S = index_S.argsort(stable=True)
+        *counts, others = index_S.bincount(minlength=self.num_experts + 1).tolist()
+        tokens_ND = hidden_states.to(_autocast_dtype(hidden_states) or hidden_states.dtype)
+        *rows, other_rows = tokens_ND.index_select(0, order_S // top_k_index.shape[1]).split([*counts, others])
+        # Unbound, since each slice of a parameter would bring a gradient of the whole.
+        weights = zip(getattr(self, self.input_proj).unbind(), self.down_proj.unbind(), strict=True)
+        mixed = [
+            nn.functional.linear(self.activate(nn.functional.linear(inputs, input_weight)), output_weight)
+            for inputs, (input_weight, output_weight) in zip(rows, weights, strict=True)
+            if len(inputs)
+        ]
+        mixed_SD = torch.cat([*mixed, torch.zeros_like(other_rows)]).index_select(0, order_S.argsort())
+        mixed_NPD = mixed_SD.view(*top_k_index.shape, -1) * top_k_weights[..., None]
+        return mixed_NPD.sum(dim=1).to(hidden_states.dtype)
 
     def activate(self, projected: torch.Tensor) -> torch.Tensor:
         """The activation between the two projections of an expert."""
         return self.act_fn(projected)
 
 
-@use_experts_implementation(has_gate=False)
+@use_experts_implementation(experts_interface=_BY_DEVICE, has_gate=False)
 class PlainExperts(_Experts):
     """Experts `down(act(up(x)))`."""
 
@@ -130,7 +172,7 @@ class PlainExperts(_Experts):
         return super().forward(hidden_states, top_k_index, top_k_weights)
 
 
-@use_experts_implementation
+@use_experts_implementation(experts_interface=_BY_DEVICE)
 class GatedExperts(_Experts):
     """Experts `down(act(gate(x)) * up(x))`; gate and up lie in one matrix."""
 
@@ -153,6 +195,7 @@ class MixtureOfExperts(nn.Module):
 
     def __init__(self, config: FratrieConfig) -> None:
         super().__init__()
+        self.config = config
         self.router = Router(config)
         self.experts = (GatedExperts if config.gated_feed_forward else PlainExperts)(config)
         width = (config.moe_intermediate_size or config.intermediate_size) * config.num_shared_experts
@@ -162,10 +205,19 @@ class MixtureOfExperts(nn.Module):
         """Map `(…, D)` to `(…, D)`."""
         tokens_ND = hidden_states.flatten(0, -2)
         _, weights_NP, index_NP = self.router(tokens_ND)
-        outputs_ND = self.experts(tokens_ND, index_NP, weights_NP)
+        outputs_ND = self._run_experts(tokens_ND, index_NP, weights_NP)
         if self.shared_experts is not None:
             outputs_ND = outputs_ND + self.shared_experts(tokens_ND)
         return outputs_ND.view_as(hidden_states)
+
+    def _run_experts(self, tokens_ND: torch.Tensor, index_NP: torch.Tensor, weights_NP: torch.Tensor) -> torch.Tensor:
+        """Call the experts; autocast does not know the grouped kernel, which would compute in the weights' dtype."""
+        dtype = _autocast_dtype(tokens_ND)
+        if dtype is None or not _uses_grouped_kernel(self.config, tokens_ND):
+            return self.experts(tokens_ND, index_NP, weights_NP)
+        cast = {name: weight.to(dtype) for name, weight in self.experts.named_parameters()}
+        with maybe_autocast(tokens_ND.device.type, enabled=False):
+            return functional_call(self.experts, cast, (tokens_ND.to(dtype), index_NP, weights_NP)).to(tokens_ND.dtype)
 
 
 def load_balancing_loss(
@@ -257,6 +309,13 @@ def needs_router_logits(config: FratrieConfig, is_training: bool, requested: boo
 
 def _at_least_float32(numbers: torch.Tensor) -> torch.Tensor:
     return numbers.to(torch.promote_types(torch.float32, numbers.dtype))
+
+
+def _autocast_dtype(x: torch.Tensor) -> torch.dtype | None:
+    """The dtype in which autocast multiplies such a tensor, `None` where it leaves it as it is."""
+    device = x.device.type
+    is_enabled = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if is_enabled and x.dtype != torch.float64 else None
 
 
 def _mean_over_tokens(values_N: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:

@@ -22,7 +22,7 @@ from .mixer import AttentionMixer
 
 def feature_map(x: torch.Tensor) -> torch.Tensor:
     """elu(x) + 1, which is positive; below zero exp(x) itself, since the sum of -1 and 1 would round it away."""
-    return torch.where(x > 0, x + 1, x.clamp_max(0).exp())
+    return x.clamp_max(0).exp() + x.relu()
 
 
 def chunks(length: int, longest: int) -> tuple[int, int]:
@@ -115,8 +115,10 @@ class LinearAttention(AttentionMixer):
             # Hugging Face marks a state as present when it stores a convolution, which this mixer has not.
             layer: Any = cache.layers[self.layer_idx]
             layer.has_previous_state[0] = True
-        within_BHJMW = (query_BHJMC @ key_BHJMC.transpose(-1, -2)).tril() @ value_BHJMW
-        return (within_BHJMW + query_BHJMC @ states_BHJCW[:, :, :-1]).flatten(2, 3)[:, :, :length]
+        before_BHJMW = query_BHJMC @ states_BHJCW[:, :, :-1]
+        scores_BHJMM = (query_BHJMC @ key_BHJMC.transpose(-1, -2)).tril()
+        sums_BHJMW = torch.baddbmm(*(x.flatten(0, 2) for x in (before_BHJMW, scores_BHJMM, value_BHJMW)))
+        return sums_BHJMW.view_as(value_BHJMW).flatten(2, 3)[:, :, :length]
 
     def _past_state(self, cache: Cache | None) -> torch.Tensor | None:
         return None if cache is None else cache.get_recurrent_state(self.layer_idx)
@@ -144,4 +146,4 @@ class LinearAttention(AttentionMixer):
         heads, head = config.num_attention_heads, config.head_dim
         _, size = chunks(length, config.linear_chunk_size)
         states = head * head / size + size if config.is_causal_stack else 0
-        return config.hidden_size + heads * (9.5 * head + states) * max(1.0, 4 / dtype.itemsize)
+        return config.hidden_size + heads * (11 * head + states) * max(1.0, 4 / dtype.itemsize)

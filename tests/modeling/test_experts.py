@@ -21,6 +21,7 @@ from fratrie import (
     FratrieSeq2SeqConfig,
     FratrieSeq2SeqForConditionalGeneration,
 )
+from fratrie.modeling import experts
 from fratrie.modeling.experts import MixtureOfExperts, Router, load_balancing_loss, router_z_loss
 
 VOCAB, EXPERTS = 30, 4
@@ -87,6 +88,16 @@ layouts = pytest.mark.parametrize("layout", LAYOUTS)
 implementations = pytest.mark.parametrize("implementation", ["eager", "grouped_mm", "batched_mm"])
 
 
+@pytest.fixture
+def grouped_kernel_on_a_cpu(monkeypatch):
+    """Let the grouped kernel run where it is asked for, as it does on an accelerator."""
+    monkeypatch.setattr(experts, "_uses_grouped_kernel", lambda config, _: config._experts_implementation != "eager")
+
+
+with_grouped_kernel = pytest.mark.usefixtures("grouped_kernel_on_a_cpu")
+
+
+@with_grouped_kernel
 @layouts
 @implementations
 def test_equals_a_loop_over_tokens_with_gradients(layout, implementation):
@@ -104,14 +115,13 @@ def test_equals_a_loop_over_tokens_with_gradients(layout, implementation):
         close(gradient, other, 10 * tolerance)
 
 
+@with_grouped_kernel
 @implementations
 def test_the_implementation_that_is_asked_for_runs(implementation, monkeypatch):
     """Hugging Face dispatches by the config; a spy on the plain loop tells whether it did."""
-    from fratrie.modeling.experts import _Experts
-
     calls = []
-    plain = _Experts.forward
-    monkeypatch.setattr(_Experts, "forward", lambda self, *args: calls.append(1) or plain(self, *args))
+    plain = experts._Experts.forward
+    monkeypatch.setattr(experts._Experts, "forward", lambda self, *args: calls.append(1) or plain(self, *args))
     model = build(dtype=torch.float32, experts_implementation=implementation)
     assert model.config._experts_implementation == implementation
     model(torch.ones(1, 3, dtype=torch.long))
@@ -123,8 +133,49 @@ def test_the_implementation_that_is_asked_for_runs(implementation, monkeypatch):
     assert bool(calls) == (other == "eager")
 
 
-def test_the_default_is_grouped_where_the_sizes_allow_it():
-    assert build(experts_implementation=None).config._experts_implementation == "grouped_mm"
+def test_the_default_is_grouped_where_the_sizes_allow_it_and_the_loop_on_a_cpu(monkeypatch):
+    model, calls = build(experts_implementation=None), []
+    assert model.config._experts_implementation == "grouped_mm"
+    loop = experts._Experts.forward
+    monkeypatch.setattr(experts._Experts, "forward", lambda self, *args: calls.append(1) or loop(self, *args))
+    layer_of(model)(torch.randn(3, 16, dtype=torch.float64))
+    assert calls and experts._uses_grouped_kernel(model.config, torch.empty(3, 16, device="meta"))
+
+
+@pytest.mark.parametrize("elsewhere", [[[1, 4], [4, 4], [0, 3], [6, 2]], [[4, 4]] * 4], ids=["some", "all"])
+def test_choices_beyond_the_experts_are_left_out(elsewhere):
+    """Expert parallelism marks what another rank computes so."""
+    layer, index = layer_of(build(gated_feed_forward=True)).experts, torch.tensor(elsewhere)
+    hidden, weights = (torch.rand(4, size, dtype=torch.float64, requires_grad=True) for size in (16, 2))
+    expected = torch.zeros(4, 16, dtype=torch.float64)
+    for token, slot in (index < EXPERTS).nonzero().tolist():
+        gate, up = (layer.gate_up_proj[index[token, slot]] @ hidden[token]).chunk(2)
+        inner = layer.act_fn(gate) * up
+        expected[token] += weights[token, slot] * (layer.down_proj[index[token, slot]] @ inner)
+    found, inputs = layer(hidden, index, weights), [hidden, weights]
+    close(found, expected)
+    if expected.requires_grad:
+        gradients, wanted = (torch.autograd.grad(x.square().sum(), inputs) for x in (found, expected))
+        for gradient, other in zip(gradients, wanted, strict=True):
+            close(gradient, other)
+
+
+@pytest.mark.parametrize("kernel", ["eager", "grouped_mm", "compiled"])
+def test_under_autocast_the_experts_multiply_in_its_dtype(kernel, request):
+    """Not in the weights' dtype, as a kernel that autocast does not know would."""
+    if kernel == "grouped_mm":
+        request.getfixturevalue("grouped_kernel_on_a_cpu")
+    name = "eager" if kernel == "eager" else "grouped_mm"
+    layer = layer_of(build(dtype=torch.float32, experts_implementation=name, gated_feed_forward=True))
+    run = torch.compile(layer, backend="eager", fullgraph=True) if kernel == "compiled" else layer
+    hidden = torch.randn(9, 16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = run(hidden)
+        _, weights, index = layer.router(hidden)
+    found.square().sum().backward()
+    assert layer.experts.down_proj.grad.dtype == torch.float32 and layer.experts.down_proj.grad.any()
+    expected = layer.experts.bfloat16()(hidden.bfloat16(), index, weights)
+    assert torch.equal(found, expected.float())
 
 
 ODD = [
@@ -160,6 +211,7 @@ def test_a_seq2seq_model_of_odd_sizes_refuses_grouped_mm():
         )
 
 
+@with_grouped_kernel
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @implementations
 def test_runs_in_every_precision(dtype, implementation):
@@ -296,6 +348,7 @@ def test_a_token_that_no_expert_wants_gets_no_nan():
 DEEPSEEK = {**ROUTERS["deepseek"], "num_experts": 8}
 
 
+@with_grouped_kernel
 @implementations
 def test_the_layer_mixes_its_experts_with_the_routers_weights(implementation):
     dtype, tolerance = (torch.float32, 2e-5) if implementation == "grouped_mm" else (torch.float64, 1e-10)
