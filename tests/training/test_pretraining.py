@@ -69,6 +69,7 @@ def test_new_model_fits_its_tokenizer(folder, objective, model_type):
     check_fit(model, tokenizer, 600)
     assert model.config.model_type == f"fratrie_{model_type}"
     assert (model.config.vocab_size, model.config.pad_token_id) == (340, tokenizer.pad_token_id)
+    assert model.config.chunked_loss is True
     if objective == "mlm":
         assert model.config.sparse_prediction is True
 
