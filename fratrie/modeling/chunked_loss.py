@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from .losses import IGNORED, count_targets
 
 # Logits of a chunk, in float32: products of fewer rows are slower, and more of them only take memory.
-CHUNK_BYTES = 2**25
+CHUNK_BYTES = 2**24
 
 
 def chunked_cross_entropy(
@@ -64,8 +63,11 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, factor: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise ValueError(
+                "create_graph=True: a loss over chunks has no second derivatives: set chunked_loss=False."
+            )
         inputs = ctx.saved_tensors
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:  # handed out and scaled in place by an earlier pass through the same graph

@@ -679,7 +679,10 @@ def test_derived_defaults():
     assert FratrieConfig(**TINY, position_type="rotary", rope_theta=5e5).rope_parameters["rope_theta"] == 5e5
 
 
-@pytest.mark.parametrize("name", sorted(set(SHARED) - {"linear_chunk_size", "tie_word_embeddings", "foreign_fields"}))
+# What both kinds of configuration have is the whole model's.
+@pytest.mark.parametrize(
+    "name", sorted(set(SHARED) - {"linear_chunk_size", "tie_word_embeddings", "chunked_loss", "foreign_fields"})
+)
 def test_shared_fields_of_a_seq2seq_model_reach_both_stacks(name):
     case = SHARED[name]
     value = case.value[:2] if name in ("pos_weight", "label_thresholds") else case.value  # two labels by default
