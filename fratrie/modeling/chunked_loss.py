@@ -11,7 +11,7 @@ import torch
 from .losses import IGNORED, count_targets
 
 # Logits of a chunk, in float32: products of fewer rows are slower, and more of them only take memory.
-CHUNK_BYTES = 2**24
+CHUNK_BYTES = 2**25
 
 
 def chunked_cross_entropy(
