@@ -43,9 +43,9 @@ _WITH_HEAD_FIELDS = (FratrieEncoderForMaskedLM, FratrieSeq2SeqForConditionalGene
 # Fields of ours that no Hugging Face configuration has a word for, and that change neither weights nor outputs, except
 # by a rounding in half precision.
 _OURS_ALONE = frozenset(
-    {"unpad_inputs", "linear_chunk_size", "label_thresholds", "pos_weight", "sparse_prediction", "foreign_fields",
-     "initializer_range", "use_cache", "output_router_logits", "router_aux_loss_coef", "router_aux_loss_scope",
-     "router_z_loss_coef", "pooler_activation", "float32_parts"}
+    {"unpad_inputs", "linear_chunk_size", "label_thresholds", "pos_weight", "sparse_prediction", "chunked_loss",
+     "foreign_fields", "initializer_range", "use_cache", "output_router_logits", "router_aux_loss_coef",
+     "router_aux_loss_scope", "router_z_loss_coef", "pooler_activation", "float32_parts"}
 )  # fmt: skip
 _ROUTER_LOSSES = ("router_aux_loss_coef", "router_aux_loss_scope", "router_z_loss_coef")
 _CLASSIFIER = frozenset(f.name for f in fields(FratrieConfig) if f.name.startswith("classifier_"))

@@ -15,7 +15,7 @@ from transformers.utils.deprecation import deprecate_kwarg
 from transformers.utils.generic import can_return_tuple
 
 from .configuration import FratrieDecoderConfig
-from .heads import ClassificationHead, HeadCall, HeadModel, SequenceClassifier
+from .heads import ClassificationHead, HeadCall, HeadModel, SequenceClassifier, predict_tokens
 from .layout import PACKED_KWARGS, Layout, Rows, find_groups, find_layout, past_length
 from .losses import shift_labels
 from .masks import GivenMask, build_cross_mask
@@ -155,9 +155,10 @@ class FratrieDecoderForCausalLM(HeadModel, GenerationMixin):
 
     def apply_head(
         self, states: torch.Tensor, inputs: dict[str, Any], call: HeadCall
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Score the vocabulary at the positions that are asked for."""
-        return self.lm_head(slice_logits_to_keep(states, call.logits_to_keep)), call.labels
+        states = slice_logits_to_keep(states, call.logits_to_keep)
+        return predict_tokens(self, states, call.labels, call.num_items_in_batch)
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
         """Start continuous batching (see Hugging Face's method).
@@ -237,7 +238,7 @@ class FratrieDecoderForCausalLM(HeadModel, GenerationMixin):
                 encoder_attention_mask, use_cache, **kwargs: as for `FratrieDecoderModel`.
 
         Returns:
-            `loss`, `logits` `(B, T, V)` and `cache`.
+            `loss`, `logits` `(B, T, V)` (none in training with `config.chunked_loss`) and `cache`.
         """
         inputs = {
             "input_ids": input_ids,
@@ -305,7 +306,7 @@ class FratrieDecoderForSequenceClassification(SequenceClassifier):
 
     def apply_head(
         self, states: torch.Tensor, inputs: dict[str, Any], call: HeadCall
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Classify by the real tokens of each text (see `SequenceClassifier`).
 
         Raises:

@@ -11,9 +11,18 @@ from transformers.activations import ACT2FN
 from transformers.utils.generic import can_return_tuple
 
 from .configuration import FratrieEncoderConfig
-from .heads import ClassificationHead, HeadCall, HeadModel, Pooler, SequenceClassifier, find_real_tokens, pool
+from .heads import (
+    ClassificationHead,
+    HeadCall,
+    HeadModel,
+    Pooler,
+    SequenceClassifier,
+    find_real_tokens,
+    pool,
+    predict_tokens,
+)
 from .layout import PACKED_KWARGS, find_layout
-from .losses import IGNORED
+from .losses import IGNORED, token_cross_entropy
 from .normalization import build_norm
 from .outputs import (
     FratrieImageClassifierOutput,
@@ -113,13 +122,14 @@ class FratrieEncoderForMaskedLM(HeadModel):
 
     def apply_head(
         self, states: torch.Tensor, inputs: dict[str, Any], call: HeadCall
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Score the vocabulary at every position, or at the masked ones alone."""
         labels = call.labels
         if labels is not None and self.training and self.config.sparse_prediction:
             targets = labels.to(states.device) != IGNORED
             states, labels = states[targets], labels[targets.to(labels.device)]
-        return self.lm_head(self.head_norm(self.head_act_fn(self.head_dense(states)))), labels
+        states = self.head_norm(self.head_act_fn(self.head_dense(states)))
+        return predict_tokens(self, states, labels, call.num_items_in_batch)
 
     @can_return_tuple
     def forward(
@@ -145,7 +155,7 @@ class FratrieEncoderForMaskedLM(HeadModel):
 
         Returns:
             `loss`, and `logits` `(B, T, V)`; in training with `config.sparse_prediction` those of the masked tokens
-            alone.
+            alone, and with `config.chunked_loss` none.
         """
         inputs = {
             "input_ids": input_ids,
@@ -221,9 +231,12 @@ class FratrieEncoderForTokenClassification(HeadModel):
 
     def apply_head(
         self, states: torch.Tensor, inputs: dict[str, Any], call: HeadCall
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Score the labels of every token."""
-        return self.classifier(states), call.labels
+        logits = self.classifier(states)
+        if call.labels is None:
+            return None, logits
+        return token_cross_entropy(logits, call.labels, call.num_items_in_batch), logits
 
     @can_return_tuple
     def forward(

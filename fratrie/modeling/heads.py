@@ -11,6 +11,7 @@ from torch import nn
 from transformers.activations import ACT2FN
 from transformers.utils.generic import ModelOutput
 
+from .chunked_loss import chunked_cross_entropy
 from .configuration import FratrieConfig, FratrieEncoderConfig
 from .experts import RouterLosses, needs_router_logits
 from .losses import guess_problem_type, sequence_classification_loss, share_of_batch, token_cross_entropy
@@ -78,8 +79,8 @@ class HeadModel(FratriePreTrainedModel):
 
     def apply_head(
         self, states: torch.Tensor, inputs: dict[str, Any], call: HeadCall
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Score the states of the stack.
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Score the states of the stack, and compare the scores with the labels where there are any.
 
         Args:
             states: `(B, T, D)`.
@@ -87,15 +88,9 @@ class HeadModel(FratriePreTrainedModel):
             call: what the head is asked for.
 
         Returns:
-            The logits, and the labels in the form that the loss takes.
+            The loss of the head alone and the logits, each where there is one.
         """
         raise NotImplementedError
-
-    def compute_loss(
-        self, logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
-    ) -> torch.Tensor:
-        """The loss of the head alone, which is that of tokens unless a subclass says otherwise."""
-        return token_cross_entropy(logits, labels, num_items_in_batch)
 
     def run_with_head(self, inputs: dict[str, Any], call: HeadCall, **kwargs: Any) -> Any:
         """Run the stack and the head, and add up the losses.
@@ -112,11 +107,10 @@ class HeadModel(FratriePreTrainedModel):
         recorded = needs_router_logits(self.config, is_training, call.output_router_logits)
         outputs: FratrieModelOutput = self.model(**inputs, output_router_logits=recorded, return_dict=True, **kwargs)
         assert outputs.last_hidden_state is not None
-        logits, labels = self.apply_head(outputs.last_hidden_state, inputs, call)
-        loss = None if labels is None else self.compute_loss(logits, labels, call.num_items_in_batch)
+        loss, logits = self.apply_head(outputs.last_hidden_state, inputs, call)
         router = RouterLosses.of(self.config, outputs.router_logits, inputs.get("attention_mask"))
         return self.output_class(
-            loss=router.add_to(loss, self.config, share_of_batch(labels, call.num_items_in_batch)),
+            loss=router.add_to(loss, self.config, share_of_batch(call.labels, call.num_items_in_batch)),
             logits=logits,
             aux_loss=router.balance,
             z_loss=router.z,
@@ -131,23 +125,62 @@ class SequenceClassifier(HeadModel):
 
     def apply_head(
         self, states: torch.Tensor, inputs: dict[str, Any], call: HeadCall
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Classify `(B, T, D)` by the real tokens of each row."""
-        mask = inputs.get("attention_mask")
-        real_tokens = find_real_tokens(states, inputs.get("input_ids"), mask, self.config.pad_token_id)
-        return self.classifier(pool(states, real_tokens, self.config.classifier_pooling)), call.labels
-
-    def compute_loss(
-        self, logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
-    ) -> torch.Tensor:
-        """The loss of `config.problem_type` (see `sequence_classification_loss`).
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Classify `(B, T, D)` by the real tokens of each row; the loss is that of `config.problem_type`.
 
         Where that is `None` the first labels say it, and it is kept and saved, as by Hugging Face's heads: pipelines
         and scripts read there whether the logits are of one label, of several, or values.
         """
+        mask = inputs.get("attention_mask")
+        real_tokens = find_real_tokens(states, inputs.get("input_ids"), mask, self.config.pad_token_id)
+        logits = self.classifier(pool(states, real_tokens, self.config.classifier_pooling))
+        if call.labels is None:
+            return None, logits
         if self.config.problem_type is None:
-            self.config.problem_type = guess_problem_type(logits, labels)
-        return sequence_classification_loss(logits, labels, self.config, num_items_in_batch)
+            self.config.problem_type = guess_problem_type(logits, call.labels)
+        return sequence_classification_loss(logits, call.labels, self.config, call.num_items_in_batch), logits
+
+
+class BiasedOutputLayer(nn.Linear):
+    """A linear map that rounds before it adds its bias, as BART and Marian do in half precision."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map `(…, D)` to `(…, V)`."""
+        return nn.functional.linear(x, self.weight) + self.bias
+
+
+def predict_tokens(
+    model: Any, states: torch.Tensor, labels: torch.Tensor | None, num_items_in_batch: torch.Tensor | int | None
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Score the vocabulary by `model.lm_head`, and compare the scores with the labels where there are any.
+
+    Args:
+        model: in training with `config.chunked_loss` it gives the loss alone, where its output layer allows that.
+        states: `(…, D)`.
+        labels: `(…)`, token ids, -100 where a token is no target.
+        num_items_in_batch: number of targets to divide the loss by.
+
+    Returns:
+        The loss and the logits, each where there is one.
+    """
+    head = model.lm_head
+    if labels is not None and model.training and model.config.chunked_loss and _is_weights_alone(head):
+        return chunked_cross_entropy(states, head.weight, head.bias, labels, num_items_in_batch), None
+    logits = head(states)
+    return None if labels is None else token_cross_entropy(logits, labels, num_items_in_batch), logits
+
+
+def _is_weights_alone(head: nn.Module) -> bool:
+    """Whether the weights say all that a call does; adapters, hooks, sharded weights and compiled graphs do more."""
+    hooks = (head._forward_pre_hooks, head._forward_hooks, head._backward_pre_hooks, head._backward_hooks)
+    return (
+        type(head) in (nn.Linear, BiasedOutputLayer)
+        and type(head.weight) is nn.Parameter
+        and "forward" not in vars(head)
+        and not any(hooks)
+        and torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+    )
 
 
 def pool(hidden_states: torch.Tensor, real_tokens: torch.Tensor, pooling: str) -> torch.Tensor:

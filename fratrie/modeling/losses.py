@@ -31,7 +31,7 @@ def token_cross_entropy(
     logits_NV = logits.flatten(0, -2).to(torch.promote_types(torch.float32, logits.dtype))
     labels_N = labels.to(logits.device).flatten()
     total = nn.functional.cross_entropy(logits_NV, labels_N, ignore_index=IGNORED, reduction="sum")
-    return total / _count(labels_N, num_items_in_batch)
+    return total / count_targets(labels_N, num_items_in_batch)
 
 
 def shift_labels(
@@ -65,10 +65,11 @@ def share_of_batch(labels: torch.Tensor | None, num_items_in_batch: torch.Tensor
     """Part of the global batch's targets that `labels` holds: the weight of a loss that is a mean of its own."""
     if labels is None or num_items_in_batch is None:
         return 1.0
-    return (labels != IGNORED).sum() / _count(labels, num_items_in_batch)
+    return (labels != IGNORED).sum() / count_targets(labels, num_items_in_batch)
 
 
-def _count(labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None) -> torch.Tensor | int:
+def count_targets(labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None) -> torch.Tensor | int:
+    """What a sum over targets is divided by: that of the global batch, or of these labels; at least 1."""
     if num_items_in_batch is None:
         return (labels != IGNORED).sum().clamp_min(1)
     if isinstance(num_items_in_batch, torch.Tensor):

@@ -19,8 +19,9 @@ from .configuration import FratrieConfig
 from .decoder import FratrieDecoderModel, prefill_at_once
 from .encoder import FratrieEncoderModel
 from .experts import RouterLosses, needs_router_logits
+from .heads import BiasedOutputLayer, predict_tokens
 from .layout import RECORDS
-from .losses import IGNORED, share_of_batch, token_cross_entropy
+from .losses import IGNORED, share_of_batch
 from .outputs import FratrieModelOutput, FratrieSeq2SeqLMOutput, FratrieSeq2SeqModelOutput, ModelKwargs
 from .pretrained import FratriePreTrainedModel
 from .seq2seq_configuration import FratrieSeq2SeqConfig
@@ -191,14 +192,6 @@ class FratrieSeq2SeqModel(FratrieSeq2SeqPreTrainedModel):
         )
 
 
-class BiasedOutputLayer(nn.Linear):
-    """A linear map that rounds before it adds its bias, as BART and Marian do in half precision."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map `(…, D)` to `(…, V)`."""
-        return nn.functional.linear(x, self.weight) + self.bias
-
-
 class FratrieSeq2SeqForConditionalGeneration(FratrieSeq2SeqPreTrainedModel, GenerationMixin):
     """The encoder-decoder with a head that predicts the next token of the output."""
 
@@ -294,7 +287,7 @@ class FratrieSeq2SeqForConditionalGeneration(FratrieSeq2SeqPreTrainedModel, Gene
             **kwargs: these and the inputs as for `FratrieSeq2SeqModel`.
 
         Returns:
-            `loss`, `logits` `(B, T, V)` and `cache`.
+            `loss`, `logits` `(B, T, V)` (none in training with `config.chunked_loss`) and `cache`.
         """
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
@@ -318,16 +311,14 @@ class FratrieSeq2SeqForConditionalGeneration(FratrieSeq2SeqPreTrainedModel, Gene
         states = outputs.last_hidden_state
         if self.config.scale_decoder_outputs:
             states = states * self.config.stacks[1].hidden_size ** -0.5
-        logits = self.lm_head(states)
+        loss, logits = predict_tokens(self, states, labels, num_items_in_batch)
         encoder_config, decoder_config = self.config.stacks
         encoder_router = RouterLosses.of(encoder_config, outputs.encoder_router_logits, attention_mask)
         real_tokens = decoder_attention_mask
         if real_tokens is None and labels is not None:
             real_tokens = (labels != IGNORED).flip(1).cumsum(1).flip(1) > 0  # up to the last target
         decoder_router = RouterLosses.of(decoder_config, outputs.decoder_router_logits, real_tokens)
-        loss = None
         if labels is not None:
-            loss = token_cross_entropy(logits, labels, num_items_in_batch)
             share = share_of_batch(labels, num_items_in_batch)
             loss = encoder_router.add_to(loss, encoder_config, share)
             loss = decoder_router.add_to(loss, decoder_config, share)

@@ -37,6 +37,7 @@ class FratrieSeq2SeqConfig(FratrieBaseConfig):
         tie_word_embeddings: let the output layer share the decoder's input embedding.
         lm_head_bias: bias of the output layer.
         scale_decoder_outputs: multiply what the output layer reads by `hidden_size ** -0.5` (Raffel et al. 2020).
+        chunked_loss: as in `FratrieConfig`.
         use_cache: keep keys, values and states for generation.
         decoder_start_token_id: first token of every output (`pad_token_id` by default). Special tokens that are not
             given at the top are the decoder's.
@@ -56,6 +57,7 @@ class FratrieSeq2SeqConfig(FratrieBaseConfig):
     tie_word_embeddings: bool = True
     lm_head_bias: bool = False
     scale_decoder_outputs: bool = False
+    chunked_loss: bool = False
     use_cache: bool = True
     initializer_range: float | int = 0.02
     vocab_size: int = 8192

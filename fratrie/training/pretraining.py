@@ -170,8 +170,9 @@ def open_model(objective: ObjectiveName, folder: str) -> PreTrainedModel:
 
 
 def _ready(model: PreTrainedModel) -> PreTrainedModel:
-    if hasattr(model.config, "sparse_prediction"):
-        model.config.sparse_prediction = True
+    for name in ("sparse_prediction", "chunked_loss"):
+        if hasattr(model.config, name):
+            setattr(model.config, name, True)
     return model
 
 

@@ -101,6 +101,11 @@ def training_logits_shape(config):
     return forward(build(config).train(), labels=IDS.where(IDS % 3 == 0, -100)).logits.shape
 
 
+def lacks_logits(config):
+    decoder = {"decoder_input_ids": IDS} if config.is_encoder_decoder else {}
+    return forward(build(config).train(), labels=IDS, **decoder).logits is None
+
+
 def classification(config):
     return forward(build(config, 1)).logits
 
@@ -240,6 +245,7 @@ SHARED = {
     "tie_word_embeddings": Case(False, weights),
     "initializer_range": Case(0.1, initial),
     "unpad_inputs": Case(False, passes),
+    "chunked_loss": Case(True, lacks_logits),
     "pad_token_id": Case(3, initial),
     "bos_token_id": Case(2, saved),
     "eos_token_id": Case(7, saved),
@@ -281,6 +287,7 @@ SEQ2SEQ = {
     "decoder": Case({"num_hidden_layers": 1}, weights),
     "share_embeddings": Case(False, weights),
     "tie_word_embeddings": Case(False, weights),
+    "chunked_loss": Case(True, lacks_logits),
     "use_cache": Case(False, returned),
     "initializer_range": Case(0.1, initial),
     "vocab_size": Case(31, weights),
@@ -672,7 +679,10 @@ def test_derived_defaults():
     assert FratrieConfig(**TINY, position_type="rotary", rope_theta=5e5).rope_parameters["rope_theta"] == 5e5
 
 
-@pytest.mark.parametrize("name", sorted(set(SHARED) - {"linear_chunk_size", "tie_word_embeddings", "foreign_fields"}))
+# What both kinds of configuration have is the whole model's.
+@pytest.mark.parametrize(
+    "name", sorted(set(SHARED) - {"linear_chunk_size", "tie_word_embeddings", "chunked_loss", "foreign_fields"})
+)
 def test_shared_fields_of_a_seq2seq_model_reach_both_stacks(name):
     case = SHARED[name]
     value = case.value[:2] if name in ("pos_weight", "label_thresholds") else case.value  # two labels by default

@@ -1,0 +1,122 @@
+"""Output layer and cross entropy in one, a chunk of rows at a time: the logits of a batch never exist together.
+
+Shapes: N rows, R rows of a chunk, D hidden, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .losses import IGNORED, count_targets
+
+# Logits of a chunk, in float32: products of fewer rows are slower, and more of them only take memory.
+CHUNK_BYTES = 2**25
+
+
+def chunked_cross_entropy(
+    states: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    labels: torch.Tensor,
+    num_items_in_batch: torch.Tensor | int | None = None,
+) -> torch.Tensor:
+    """`token_cross_entropy` of the logits `states @ weight.T + bias`, which are forgotten chunk by chunk.
+
+    A chunk's gradients are computed along with its loss (Hsu et al. 2024), so that nothing is computed twice. Under
+    autocast the products run in its dtype; softmax, loss and the sums over chunks are in float32.
+
+    Args:
+        states: `(…, D)`.
+        weight: `(V, D)`.
+        bias: `(V,)`, or none.
+        labels: `(…)`, token ids, -100 where a row is no target.
+        num_items_in_batch: number of targets to divide by.
+
+    Raises:
+        ValueError: when states and labels differ in number.
+    """
+    states_ND, labels_N = states.flatten(0, -2), labels.to(states.device).flatten()
+    if len(states_ND) != len(labels_N):
+        raise ValueError(f"{len(labels_N)} labels do not fit states of shape {tuple(states.shape)}: give each one.")
+    if states.device.type == "cpu":  # elsewhere the host would have to wait for their number
+        targets = (labels_N != IGNORED).nonzero()[:, 0]
+        states_ND, labels_N = states_ND.index_select(0, targets), labels_N[targets]
+    total = _ChunkedCrossEntropy.apply(states_ND.to(_dtype_of_products(states)), weight, bias, labels_N)
+    return total / count_targets(labels_N, num_items_in_batch)
+
+
+def _dtype_of_products(states: torch.Tensor) -> torch.dtype:
+    device = states.device.type
+    if torch.is_autocast_enabled(device) and states.dtype != torch.float64:
+        return torch.get_autocast_dtype(device)
+    return states.dtype
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    """The sum of the losses; its gradients wait for the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> torch.Tensor:
+        ctx.save_for_backward(*inputs)
+        total, ctx.gradients = _sum_over_chunks(ctx.needs_input_grad, *inputs)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, factor: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise ValueError(
+                "create_graph=True: a loss over chunks has no second derivatives: set chunked_loss=False."
+            )
+        inputs = ctx.saved_tensors
+        gradients, ctx.gradients = ctx.gradients, None
+        if gradients is None:  # handed out and scaled in place by an earlier pass through the same graph
+            _, gradients = _sum_over_chunks(ctx.needs_input_grad, *inputs)
+        scaled = (None if each is None else each.mul_(factor) for each in gradients)
+        return *(each if each is None else each.to(of.dtype) for each, of in zip(scaled, inputs, strict=False)), None
+
+
+def _sum_over_chunks(
+    needs_grad: Sequence[bool],
+    states_ND: torch.Tensor,
+    weight_VD: torch.Tensor,
+    bias_V: torch.Tensor | None,
+    labels_N: torch.Tensor,
+) -> tuple[torch.Tensor, tuple[torch.Tensor | None, ...]]:
+    """The sum of the losses, and its gradients by states, weight and bias, as far as they are needed."""
+    vocabulary, sums = len(weight_VD), torch.promote_types(torch.float32, states_ND.dtype)
+    rows = min(max(1, CHUNK_BYTES // (4 * vocabulary)), max(1, len(states_ND)))
+    weight_VD = weight_VD.to(states_ND.dtype)
+    logits, log_shares = (states_ND.new_empty(rows, vocabulary, dtype=dtype) for dtype in (states_ND.dtype, sums))
+    grad_states = torch.empty_like(states_ND) if needs_grad[0] else None
+    grad_weight = torch.zeros_like(weight_VD, dtype=sums) if needs_grad[1] else None
+    grad_bias = torch.zeros_like(bias_V, dtype=sums) if bias_V is not None and needs_grad[2] else None
+    losses = []
+    for start in range(0, len(states_ND), rows):
+        chunk = slice(start, start + rows)
+        states_RD, labels_R1 = states_ND[chunk], labels_N[chunk, None]
+        ignored_R1, count = labels_R1 == IGNORED, len(labels_R1)
+        places_R1 = labels_R1.masked_fill(ignored_R1, 0)
+        logits_RV = torch.mm(states_RD, weight_VD.T, out=logits[:count])
+        if bias_V is not None:
+            logits_RV += bias_V
+        log_shares_RV = torch.log_softmax(logits_RV, -1, dtype=sums, out=log_shares[:count])
+        log_share_R1 = log_shares_RV.gather(1, places_R1)
+        losses.append(log_share_R1.masked_fill(ignored_R1, 0))
+        grad_RV = torch.exp(log_shares_RV, out=logits_RV)
+        grad_RV.scatter_(1, places_R1, log_share_R1.expm1().to(grad_RV.dtype)).masked_fill_(ignored_R1, 0)
+        if grad_states is not None:
+            torch.mm(grad_RV, weight_VD, out=grad_states[chunk])
+        if grad_weight is not None:
+            _add_product(grad_weight, grad_RV.T, states_RD)
+        if grad_bias is not None:
+            grad_bias += grad_RV.sum(0, dtype=sums)
+    total = -torch.cat(losses).sum() if losses else log_shares.new_zeros(())
+    return total, (grad_states, grad_weight, grad_bias)
+
+
+def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right
