@@ -14,7 +14,6 @@ from typing import Any, Literal, cast
 
 import numpy as np
 from accelerate import Accelerator
-from accelerate.utils import DistributedType
 from datasets import DatasetDict
 from torch.utils.data import Dataset
 from transformers import (
@@ -33,7 +32,7 @@ from fratrie.training.cli import run
 from fratrie.training.encoding import EncodedRows, encode, max_tokens
 from fratrie.training.evaluation import evaluate_loss
 from fratrie.training.fingerprint import fingerprint_rows
-from fratrie.training.frozen_states import frozen_depth, keep_states
+from fratrie.training.frozen_states import keep_states
 from fratrie.training.labelled_data import LabelledDataOptions, load_parts
 from fratrie.training.launch import log_from_main_process
 from fratrie.training.layers import freeze_below, learning_rates
@@ -237,15 +236,12 @@ def _finetune(current: Run) -> None:
 
 def _collator(current: Run) -> Collator:
     """Pads the tokens of texts, or their states where layers are frozen."""
-    pad = DataCollatorWithPadding(current.tokenizer)
-    depth = frozen_depth(current.model) if current.choices.keep_frozen_states else 0
-    # FSDP holds models that no device may have room for; without a mask, padded states cannot be told from others.
-    is_whole = current.accelerator.distributed_type != DistributedType.FSDP
-    if not (depth and is_whole and "attention_mask" in current.tokenizer.model_input_names):
+    options, pad = current.options, DataCollatorWithPadding(current.tokenizer)
+    if not current.choices.keep_frozen_states:
         return pad
     rows = current.rows["train"] + current.rows.get("validation", [])
-    size, folder = current.options.per_device_eval_batch_size, current.options.output_dir
-    return keep_states(current.model, current.accelerator, depth, rows, pad, size, folder)
+    size, folder, progress = options.per_device_eval_batch_size, options.output_dir, not options.disable_progress
+    return keep_states(current.model, current.accelerator, rows, pad, size, folder, progress)
 
 
 def _compared(current: Run) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import send_to_device
+from accelerate.utils import DistributedType, send_to_device
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -51,7 +51,7 @@ class FrozenStates:
     states_ND: Tensor
     spans: dict[Text, slice]
 
-    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Tensor | int]:
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """Make a batch with `inputs_embeds` `(B, T, D)`, zeros at padding, and `first_layer`."""
         batch = self.pad(rows)
         states = torch.cat([self.states_ND[self.spans[_text(row)]] for row in rows])
@@ -80,36 +80,43 @@ def frozen_depth(model: PreTrainedModel) -> int:
 def keep_states(
     model: PreTrainedModel,
     accelerator: Accelerator,
-    depth: int,
     rows: EncodedRows,
     pad: Collator,
     batch_size: int,
     folder: str | os.PathLike[str],
-) -> FrozenStates:
-    """Compute the states of texts after the lowest layers, without dropout.
+    progress: bool = False,
+) -> Collator:
+    """Compute what the frozen layers of a classifier make of texts, once and without dropout.
 
-    They lie in a file without a name, mapped into memory, which the system removes when nothing uses it any more,
-    however the process ends. Each process computes and keeps those of all texts, since each may meet any of them.
+    The states lie in a file without a name, mapped into memory, which the system removes when nothing uses it any
+    more, however the process ends. Each process computes and keeps those of all texts, since it may meet any of them.
 
     Args:
-        model: a classifier of ours; it is moved to the accelerator's device.
+        model: a classifier, which is moved to the accelerator's device.
         accelerator: of the run, with its mixed precision.
-        depth: number of layers that are passed, from the embeddings up; 1 to all.
         rows: from `encode`; several folds may share them.
-        pad: the collator of such rows, which gives an `attention_mask`.
+        pad: the collator of such rows.
         batch_size: rows per batch.
         folder: for the file; of a file system with room.
+        progress: show a progress bar.
+
+    Returns:
+        `FrozenStates` of the rows; `pad` where no layer is frozen, where no mask tells states from padding, and with
+        FSDP, whose models a device may have no room for.
 
     Raises:
         ValueError: too little room for the file.
     """
+    depth = frozen_depth(model)
+    if not depth or accelerator.distributed_type == DistributedType.FSDP or "attention_mask" not in pad(rows[:1]):
+        return pad
     stack = _lower_part(model.to(accelerator.device).base_model, depth)
     inputs = {_text(row): {name: value for name, value in row.items() if name != "labels"} for row in rows}
     texts = sorted(inputs, key=lambda text: len(text[0]))
     ends = list(itertools.accumulate(len(text[0]) for text in texts))
     spans = {text: slice(end - len(text[0]), end) for text, end in zip(texts, ends, strict=True)}
     kept_ND: Tensor | None = None
-    hidden = not accelerator.is_main_process
+    hidden = not (progress and accelerator.is_main_process)
     with evaluating(stack), accelerator.autocast(), progress_bar(len(texts), "frozen layers", hidden=hidden) as bar:
         for start in range(0, len(texts), batch_size):
             batch = texts[start : start + batch_size]

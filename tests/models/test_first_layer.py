@@ -32,9 +32,11 @@ def test_states_go_on_as_in_the_whole_pass(case):
         torch.testing.assert_close(upper.last_hidden_state, whole.last_hidden_state, atol=1e-6, rtol=1e-5, msg=name)
         assert len(upper.hidden_states) == len(whole.hidden_states) - 1
         # Above the last layer only the norm is left.
+        given |= {"inputs_embeds": whole.hidden_states[1], "first_layer": len(model.layers)}
+        end = model(output_hidden_states=True, **given)
         real = form.get("attention_mask", torch.ones(3, LENGTH))[..., None]
-        end = model(inputs_embeds=whole.hidden_states[1], first_layer=len(model.layers), **given).last_hidden_state
-        torch.testing.assert_close(end, model.norm(whole.hidden_states[1]) * real, msg=name)
+        torch.testing.assert_close(end.last_hidden_state, model.norm(whole.hidden_states[1]) * real, msg=name)
+        assert end.hidden_states == ()
 
 
 def test_the_layers_above_get_the_gradients_of_the_whole_pass():

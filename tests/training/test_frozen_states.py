@@ -32,6 +32,7 @@ SIZES = {
     # The bias of keys has no gradient but noise, which Adam would turn into steps.
     "attention_bias": False,
 }
+MIXED = ["full_attention", "sliding_attention", "linear_attention"]
 HIDDEN_DROPOUT = {"hidden_dropout": 0.1, "embedding_dropout": 0.1}
 
 
@@ -67,7 +68,7 @@ def run(folder, model, keep=True, sibling="encoder", evaluate=None, **changes):
     accelerator, texts = create_accelerator(chosen), rows(tokenizer)
     collator = DataCollatorWithPadding(tokenizer)
     if keep:
-        collator = keep_states(model, accelerator, frozen_depth(model), texts, collator, 3, folder)
+        collator = keep_states(model, accelerator, texts, collator, 3, folder)
     result = train(model, chosen, accelerator, texts, collator, evaluate=evaluate)
     logits = predict_logits(model, accelerator, texts, tokenizer, 3, collator=collator)
     return result, [evaluate_loss(model, accelerator, texts, collator, 3)["eval_loss"], *logits.flatten().tolist()]
@@ -92,28 +93,36 @@ def test_what_lower_layers_read_must_be_frozen_too():
     assert frozen_depth(model) == 2
     model.model.position_bias.requires_grad_(True)
     assert frozen_depth(model) == 0
+
+
+def test_tokens_stay_where_no_states_can_be_kept(tmp_path):
+    accelerator, texts = create_accelerator(options(tmp_path)), rows(TOKENIZERS["encoder"])
+    pad = DataCollatorWithPadding(TOKENIZERS["encoder"])
     theirs = BertForSequenceClassification(BertConfig(**SIZES)).requires_grad_(False)
-    assert frozen_depth(theirs) == 0
+    for model in (theirs, classifier(-1)):
+        assert keep_states(model, accelerator, texts, pad, 3, tmp_path) is pad
+    without_mask = [{"input_ids": row["input_ids"]} for row in texts]
+
+    def pad_ids(batch):
+        return {"input_ids": pad(batch)["input_ids"]}
+
+    assert keep_states(classifier(), accelerator, without_mask, pad_ids, 3, tmp_path) is pad_ids
 
 
-@pytest.mark.parametrize("sibling", ["encoder", "decoder"])
 @pytest.mark.parametrize(
-    "fields",
+    ("sibling", "fields"),
     [
-        {"position_type": "learned", "unpad_inputs": False},
-        {"position_type": "relative"},
-        {"position_type": "rotary", "layer_types": ["full_attention", "sliding_attention", "linear_attention"],
-         "sliding_window": 3},
+        ("encoder", {"position_type": "learned", "unpad_inputs": False}),
+        ("encoder", {"position_type": "rotary", "sliding_window": 3, "layer_types": MIXED}),
+        ("decoder", {"position_type": "relative"}),
     ],
-    ids=["learned, padded", "relative", "mixers"],
-)  # fmt: skip
+    ids=["padded", "mixers", "decoder"],
+)
 def test_training_on_kept_states_is_training_on_tokens(tmp_path, sibling, fields):
     kept, plain = classifier(sibling=sibling, **fields), classifier(sibling=sibling, **fields)
     before = {name: weight.clone() for name, weight in plain.state_dict().items()}
-    (result, evaluation), (_, expected) = (
-        run(tmp_path, kept, True, sibling),
-        run(tmp_path / "b", plain, False, sibling),
-    )
+    result, evaluation = run(tmp_path / "kept", kept, True, sibling)
+    _, expected = run(tmp_path / "plain", plain, False, sibling)
     assert_equal_weights(kept, plain, atol=1e-5, rtol=1e-5)
     assert evaluation == pytest.approx(expected, abs=1e-5)
     changed = {name for name, weight in kept.state_dict().items() if not torch.equal(weight, before[name])}
@@ -125,7 +134,8 @@ def test_dropout_above_the_kept_states_alone(tmp_path):
     """Kept states change nothing where only the frozen layers had dropout; each epoch has the same."""
     model = classifier(trainable_layers=0, **HIDDEN_DROPOUT)
     plain = classifier(trainable_layers=0)
-    run(tmp_path, model), run(tmp_path / "b", plain, keep=False)
+    run(tmp_path / "kept", model)
+    run(tmp_path / "plain", plain, keep=False)
     assert_equal_weights(model, plain, atol=1e-5, rtol=1e-5)
 
 
@@ -134,7 +144,7 @@ def test_states_lie_in_the_place_of_tokens(tmp_path, caplog):
     accelerator, tokenizer = create_accelerator(options(tmp_path)), TOKENIZERS["decoder"]
     texts, pad = rows(tokenizer), DataCollatorWithPadding(tokenizer)
     model = classifier(sibling="decoder", **HIDDEN_DROPOUT).train()
-    collator = keep_states(model, accelerator, 2, texts, pad, 3, tmp_path)
+    collator = keep_states(model, accelerator, texts, pad, 3, tmp_path)
     assert model.training and model.model.layers[0].training
     number = sum(len(row["input_ids"]) for row in texts) - len(texts[4]["input_ids"])  # it is the first one again
     assert collator.states_ND.shape == (number, 16)
@@ -145,7 +155,11 @@ def test_states_lie_in_the_place_of_tokens(tmp_path, caplog):
     batch, padded = collator(texts[:3]), pad(texts[:3])
     assert batch.keys() == {"inputs_embeds", "first_layer", "attention_mask", "labels"} and batch["first_layer"] == 2
     with torch.no_grad():
-        states = model.eval().model(**{**padded, "labels": None}, use_cache=False, output_hidden_states=True).hidden_states[2]
+        states = (
+            model.eval()
+            .model(**{**padded, "labels": None}, use_cache=False, output_hidden_states=True)
+            .hidden_states[2]
+        )
     torch.testing.assert_close(batch["inputs_embeds"], states)
     assert padded["attention_mask"].min() == 0
 
