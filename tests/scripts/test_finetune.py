@@ -318,7 +318,7 @@ def test_an_output_folder_that_cannot_be_written(run_script, samples, tmp_path):
 @pytest.mark.distributed
 @pytest.mark.parametrize("kind", ["bert", "fratrie"])
 def test_two_processes_give_what_one_gives(run_processes, samples, tmp_path, kind):
-    start = ["--model", samples / "bert", "--class_weights", "balanced"]
+    start = ["--model", samples / "bert", "--class_weights", "balanced", "--trainable_layers", 1]
     if kind == "fratrie":
         start = ["--model_type", "encoder", "--config_overrides", TINY, "--tokenizer", samples / "tokenizer"]
     results = {}
