@@ -60,7 +60,7 @@ class FratrieEncoderModel(FratrieStack):
             inputs_embeds: `(B, T, D)` instead of the token embeddings.
             pixel_values: `(B, channels, height, width)` instead of all these, where the model reads images.
             first_layer: the layer that `inputs_embeds` enter; above 0 they are states that the layers below have made
-                (`hidden_states[first_layer]`), and neither embedded nor recorded with those below.
+                (`hidden_states[first_layer]`; after the last layer, what its norm has not seen), and are not embedded.
             **kwargs: `output_hidden_states`, `output_attentions` (eager attention only), `output_router_logits`,
                 `return_dict`, and Hugging Face's flash-attention arguments for packed rows.
 
