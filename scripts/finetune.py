@@ -26,11 +26,13 @@ from transformers import (
 from fratrie.checkpoints import CONFIG, MOST_COUNTED, read_json
 from fratrie.export import require_own_class
 from fratrie.files import write_json
+from fratrie.training.batches import Collator
 from fratrie.training.classifiers import ClassifierHead, as_ours, new_classifier
 from fratrie.training.cli import run
 from fratrie.training.encoding import EncodedRows, encode, max_tokens
 from fratrie.training.evaluation import evaluate_loss
 from fratrie.training.fingerprint import fingerprint_rows
+from fratrie.training.frozen_states import keep_states
 from fratrie.training.labelled_data import LabelledDataOptions, load_parts
 from fratrie.training.launch import log_from_main_process
 from fratrie.training.layers import freeze_below, learning_rates
@@ -91,6 +93,13 @@ class ClassifierOptions:
     trainable_layers: int = field(
         default=-1,
         metadata={"help": "Layers to train, from the top; those below and the embeddings stay as they are. -1: all."},
+    )
+    keep_frozen_states: bool = field(
+        default=True,
+        metadata={
+            "help": "Compute the states of frozen layers once, without dropout, and keep them in a temporary file in "
+            "output_dir (Fratrie's models). False: in every epoch, with dropout."
+        },
     )
     class_weights: Literal["none", "balanced"] = field(
         default="none", metadata={"help": "`balanced` weighs labels in the loss by their rarity in train."}
@@ -178,14 +187,14 @@ class Run:
     tokenizer: PreTrainedTokenizerBase
     rows: dict[str, EncodedRows]
 
-    def scores(self, part: str, model: PreTrainedModel | None = None, intervals: bool = False) -> Scores:
+    def scores(self, part: str, intervals: bool = False) -> Scores:
         """Scores of the model on a part of the data, with intervals over its respondents (rows, if it names none)."""
         size = self.options.per_device_eval_batch_size
         groups: Sequence[Hashable] | None = None
         if intervals:
             dataset = self.parts[part]
             groups = dataset["respondent"][:] if "respondent" in dataset.column_names else range(len(dataset))
-        return score_rows(model or self.model, self.accelerator, self.rows[part], self.tokenizer, size, groups)
+        return score_rows(self.model, self.accelerator, self.rows[part], self.tokenizer, size, groups)
 
 
 def main() -> None:
@@ -199,13 +208,14 @@ def main() -> None:
 
 def _finetune(current: Run) -> None:
     data, choices, options = current.data, current.choices, current.options
+    collator = _collator(current)
     result = train(
         current.model,
         options,
         current.accelerator,
         cast(Dataset, current.rows["train"]),
-        DataCollatorWithPadding(current.tokenizer),
-        evaluate=_evaluator(current) if "validation" in current.parts else None,
+        collator,
+        evaluate=_evaluator(current, collator) if "validation" in current.parts else None,
         tokenizer=current.tokenizer,
         run_config={"data": asdict(data), "model": asdict(choices)},
         learning_rates=learning_rates(
@@ -222,6 +232,16 @@ def _finetune(current: Run) -> None:
         logger.info("saved in %s after %.0f seconds of training", current.options.output_dir, result.seconds)
         if scores:
             print(scores_table(scores))
+
+
+def _collator(current: Run) -> Collator:
+    """Pads the tokens of texts, or their states where layers are frozen."""
+    options, pad = current.options, DataCollatorWithPadding(current.tokenizer)
+    if not current.choices.keep_frozen_states:
+        return pad
+    rows = current.rows["train"] + current.rows.get("validation", [])
+    size, folder, progress = options.per_device_eval_batch_size, options.output_dir, not options.disable_progress
+    return keep_states(current.model, current.accelerator, rows, pad, size, folder, progress)
 
 
 def _compared(current: Run) -> dict[str, Any]:
@@ -312,14 +332,13 @@ def _build(
     return model, tokenizer
 
 
-def _evaluator(current: Run) -> Evaluator:
-    size = current.options.per_device_eval_batch_size
-    by_length = sorted(current.rows["validation"], key=lambda row: len(row["input_ids"]))
-    collator = DataCollatorWithPadding(current.tokenizer)
+def _evaluator(current: Run, collator: Collator) -> Evaluator:
+    size, rows = current.options.per_device_eval_batch_size, current.rows["validation"]
+    by_length = sorted(rows, key=lambda row: len(row["input_ids"]))
 
     def evaluate(model: PreTrainedModel, accelerator: Accelerator) -> dict[str, float]:
         metrics = evaluate_loss(model, accelerator, cast(Dataset, by_length), collator, size)
-        scores = current.scores("validation", model)
+        scores = score_rows(model, accelerator, rows, current.tokenizer, size, collator=collator)
         metrics |= {f"eval_{name}": value for name, value in scores.items() if isinstance(value, float)}
         watched = current.options.metric_for_best_model or "eval_loss"
         logger.info("validation: loss %.4f, %s %.4f", metrics["eval_loss"], watched, metrics.get(watched, math.nan))

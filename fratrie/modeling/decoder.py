@@ -49,6 +49,7 @@ class FratrieDecoderModel(FratrieStack):
         encoder_hidden_states: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
         use_cache: bool | None = None,
+        first_layer: int = 0,
         **kwargs: Unpack[ModelKwargs],
     ) -> FratrieModelOutput:
         """Decode a padded batch, a packed one, or what follows a cached past.
@@ -63,15 +64,15 @@ class FratrieDecoderModel(FratrieStack):
             encoder_hidden_states: `(B, S, D_encoder)`, where the model has cross-attention.
             encoder_attention_mask: `(B, S)`, zero at padding.
             use_cache: return a cache; by default as configured, but neither in training nor for packed rows.
-            **kwargs: as for `FratrieEncoderModel`.
+            first_layer, **kwargs: as for `FratrieEncoderModel`; states go without a cache.
 
         Returns:
             `last_hidden_state` `(B, T, D)` (at padding zeros without a cache, no meaning with one), `cache`, and what
             was asked for.
 
         Raises:
-            ValueError: for a cache of packed rows, for states of an encoder without cross-attention, and for arguments
-                of other models.
+            ValueError: for a cache of packed rows, for states of an encoder without cross-attention, for a
+                `first_layer` that is not there or without its states, and for arguments of other models.
         """
         refuse_foreign_arguments(self, kwargs)
         shape = input_shape(input_ids, inputs_embeds)
@@ -97,7 +98,7 @@ class FratrieDecoderModel(FratrieStack):
             layout.encoder_mask = build_cross_mask(self.config, shape, encoder_hidden_states, encoder_attention_mask)
             options["encoder_hidden_states"] = encoder_hidden_states
         inputs = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "token_type_ids": None}
-        outputs = self.run(inputs, layout, cache, **options)
+        outputs = self.run(inputs, layout, cache, first_layer, **options)
         outputs.cache = cache
         return outputs
 

@@ -55,6 +55,7 @@ class FratrieEncoderModel(FratrieStack):
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         pixel_values: torch.Tensor | None = None,
+        first_layer: int = 0,
         **kwargs: Unpack[ModelKwargs],
     ) -> FratrieModelOutput:
         """Encode a padded batch or a packed one, or images.
@@ -67,6 +68,8 @@ class FratrieEncoderModel(FratrieStack):
                 each other.
             inputs_embeds: `(B, T, D)` instead of the token embeddings.
             pixel_values: `(B, channels, height, width)` instead of all these, where the model reads images.
+            first_layer: the layer that `inputs_embeds` enter; above 0 they are states that the layers below have made
+                (`hidden_states[first_layer]`; after the last layer, what its norm has not seen), and are not embedded.
             **kwargs: `output_hidden_states`, `output_attentions` (eager attention only), `output_router_logits`,
                 `return_dict`, and Hugging Face's flash-attention arguments for packed rows.
 
@@ -75,13 +78,15 @@ class FratrieEncoderModel(FratrieStack):
             states are those of the graph, padding included.
 
         Raises:
-            ValueError: for no input or several, for pixels that the model does not read, and for arguments of other
-                models.
+            ValueError: for no input or several, for pixels that the model does not read, for a `first_layer` that is
+                not there or without its states, and for arguments of other models.
         """
         refuse_foreign_arguments(self, kwargs)
         if pixel_values is not None:
             if not self.config.patch_size:
                 raise ValueError("pixel_values given to a model of texts: set patch_size in its configuration.")
+            if first_layer:
+                raise ValueError(f"first_layer={first_layer} takes states as inputs_embeds, not pixel_values.")
             inputs_embeds = self.embed_tokens(pixel_values) if inputs_embeds is None else None
         shape = input_shape(input_ids, inputs_embeds)
         inputs = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "token_type_ids": token_type_ids}
@@ -90,7 +95,7 @@ class FratrieEncoderModel(FratrieStack):
             options.pop(name, None)
         bounds = kwargs.get("cu_seq_lens_q")
         layout = find_layout(self.config, shape, attention_mask, position_ids, bounds, options)
-        outputs = self.run(inputs, layout, **options)
+        outputs = self.run(inputs, layout, first_layer=first_layer, **options)
         if self.pooler is not None:
             states = outputs.last_hidden_state
             assert states is not None

@@ -213,7 +213,7 @@ class Rows(Layout):
         assert outputs.last_hidden_state is not None
         padding = self.given.padding.to(outputs.last_hidden_state.device)[:, -self.longest :, None] == 0
         outputs.last_hidden_state = outputs.last_hidden_state.masked_fill(padding, 0.0)
-        if outputs.hidden_states is None:
+        if not outputs.hidden_states:
             return
         states = list(outputs.hidden_states)
         if not torch.is_grad_enabled():

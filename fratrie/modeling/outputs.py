@@ -40,7 +40,7 @@ _ELSEWHERE = frozenset(
         *("decoder_input_ids", "decoder_attention_mask", "decoder_inputs_embeds", "decoder_position_ids"),
         *("head_mask", "decoder_head_mask", "cross_attn_head_mask", "global_attention_mask", "bool_masked_pos"),
         *("interpolate_pos_encoding", "labels", "cu_seq_lens_q", "output_hidden_states", "output_attentions"),
-        *("output_router_logits", "return_dict", "use_cache", "num_items_in_batch", "logits_to_keep"),
+        *("output_router_logits", "return_dict", "use_cache", "num_items_in_batch", "logits_to_keep", "first_layer"),
     }
 )
 # What callers give to every model, and what changes no state.

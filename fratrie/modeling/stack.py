@@ -63,13 +63,9 @@ class FratrieStack(FratriePreTrainedModel):
     ) -> torch.Tensor:
         """Token embeddings `(B, T, D)` (scaled) + token types + positions, in BERT's order, normed.
 
-        A later stage of a pipeline receives what the layers before it made instead of the embeddings.
-
         Raises:
             ValueError: for token types that the model has not.
         """
-        if 0 not in held_layers(self.layers):
-            return tokens
         hidden_states = tokens
         if self.config.scale_embeddings:
             hidden_states = hidden_states * math.sqrt(self.config.hidden_size)
@@ -86,19 +82,31 @@ class FratrieStack(FratriePreTrainedModel):
         return self.embedding_dropout(self.embedding_norm(hidden_states))
 
     def run(
-        self, inputs: dict[str, torch.Tensor | None], layout: Layout, cache: Cache | None = None, **kwargs: Any
+        self,
+        inputs: dict[str, torch.Tensor | None],
+        layout: Layout,
+        cache: Cache | None = None,
+        first_layer: int = 0,
+        **kwargs: Any,
     ) -> FratrieModelOutput:
         """Embed the tokens and pass them through the blocks.
+
+        A later stage of a pipeline receives what the layers before it made instead of the embeddings.
 
         Args:
             inputs: `input_ids` or `inputs_embeds`, and `token_type_ids`, in the caller's form.
             layout: how the documents lie.
             cache: the past, extended in place; with a layout of rows alone.
+            first_layer: the layer that `inputs_embeds` enter; above 0 they are states, which are not embedded.
             **kwargs: for `pass_blocks`.
 
         Returns:
             Outputs in the caller's form.
+
+        Raises:
+            ValueError: for a layer that is not there, and for states with what only embeddings or a past go with.
         """
+        self._check_first_layer(first_layer, inputs, cache)
         tokens, token_type_ids = inputs["inputs_embeds"], inputs["token_type_ids"]
         if tokens is None:
             # Looked up in the caller's form, which tools that hook the embedding expect of its output.
@@ -106,13 +114,28 @@ class FratrieStack(FratriePreTrainedModel):
         past = None if cache is None else cache_of_layers(cache, held_layers(self.layers))
         if self.embed_positions is not None or self.rotary_emb is not None:
             layout.place(tokens.device, past)
-        packed_types = None if token_type_ids is None else layout.pack(token_type_ids)
-        hidden_states = self.embed(layout.pack(tokens), packed_types, layout.positions)
+        hidden_states = layout.pack(tokens)
+        if first_layer == 0 and 0 in held_layers(self.layers):
+            packed_types = None if token_type_ids is None else layout.pack(token_type_ids)
+            hidden_states = self.embed(hidden_states, packed_types, layout.positions)
         self.complete(layout, hidden_states, past)
-        outputs = self.pass_blocks(hidden_states, layout, cache=cache, **kwargs)
+        outputs = self.pass_blocks(hidden_states, layout, first_layer=first_layer, cache=cache, **kwargs)
         if cache is None:
             layout.restore(outputs)
         return outputs
+
+    def _check_first_layer(
+        self, first_layer: int, inputs: dict[str, torch.Tensor | None], cache: Cache | None
+    ) -> None:
+        if not 0 <= first_layer <= len(self.layers):
+            raise ValueError(f"first_layer={first_layer}: give 0 to {len(self.layers)}, the number of layers.")
+        if first_layer and (
+            inputs["inputs_embeds"] is None or inputs["token_type_ids"] is not None or cache is not None
+        ):
+            raise ValueError(
+                f"first_layer={first_layer}: give the states that enter this layer as inputs_embeds, without "
+                "token_type_ids, which the embeddings hold, and without a cache (use_cache=False)."
+            )
 
     def complete(self, layout: Layout, hidden_states: torch.Tensor, past: Cache | None) -> None:
         """Give a layout what the mixers of this device's layers need: masks, position biases, rotary turns."""
@@ -128,6 +151,7 @@ class FratrieStack(FratriePreTrainedModel):
         hidden_states: torch.Tensor,
         layout: Layout,
         encoder_hidden_states: torch.Tensor | None = None,
+        first_layer: int = 0,
         **kwargs: Any,
     ) -> FratrieModelOutput:
         """Pass embedded tokens through the blocks and the final norm.
@@ -136,6 +160,7 @@ class FratrieStack(FratriePreTrainedModel):
             hidden_states: `(B, T, D)`, or `(1, N, D)`, as the layout says.
             layout: how the documents lie.
             encoder_hidden_states: `(B, S, D_encoder)`, of a stack with cross-attention.
+            first_layer: the first to pass.
             **kwargs: cache and options, for the blocks.
 
         Raises:
@@ -149,6 +174,8 @@ class FratrieStack(FratriePreTrainedModel):
         # Early exit (Elhoushi et al. 2024) lowers the number of layers for a while.
         layers = list(self.layers)[: self.config.num_hidden_layers]
         for index in held_layers(layers):
+            if index < first_layer:
+                continue
             bias = layout.biases.get(self.layer_types[index])
             hidden_states = layers[index](hidden_states, encoder_hidden_states, bias, layout=layout, **kwargs)
         return FratrieModelOutput(last_hidden_state=self.norm(hidden_states))

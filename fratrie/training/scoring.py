@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
 
+from .batches import Collator
 from .bootstrap import f1_intervals
 from .encoding import EncodedRows
 from .evaluation import predict
@@ -23,6 +24,7 @@ def predict_logits(
     tokenizer: PreTrainedTokenizerBase,
     batch_size: int,
     progress: bool = False,
+    collator: Collator | None = None,
 ) -> NDArray[np.float32]:
     """Logits of every row, in the order of the rows, equal on all processes. Shape: (N, L)
 
@@ -33,6 +35,7 @@ def predict_logits(
         tokenizer: pads the batches.
         batch_size: rows per batch on one process.
         progress: show a progress bar.
+        collator: makes the batches; by default the tokenizer pads them.
 
     Raises:
         ValueError: a logit is not finite, or the batch size is below 1.
@@ -40,7 +43,7 @@ def predict_logits(
     if batch_size < 1:
         raise ValueError(f"batch_size={batch_size} must be at least 1")
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]["input_ids"]))
-    collator = DataCollatorWithPadding(tokenizer)
+    collator = collator or DataCollatorWithPadding(tokenizer)
     ordered = cast(Dataset, [rows[i] for i in order])
     values, _ = predict(model, accelerator, ordered, collator, batch_size, progress)
     logits = np.empty(tuple(values.shape), dtype=np.float32)
@@ -58,6 +61,7 @@ def score_rows(
     tokenizer: PreTrainedTokenizerBase,
     batch_size: int,
     groups: Sequence[Hashable] | None = None,
+    collator: Collator | None = None,
 ) -> Scores:
     """Scores of a classifier on rows with labels, decided by the thresholds of its config.
 
@@ -70,12 +74,13 @@ def score_rows(
         groups: who speaks in each row. With them, the scores of several labels per text also hold `f1_interval` and
             `present_macro_f1_interval`: how far the F1 of each label, and the macro mean of the labels present, would
             move with other speakers (95 %, bootstrap).
+        collator: makes the batches; by default the tokenizer pads them.
 
     Raises:
         ValueError: a logit is not finite, or the batch size is below 1.
     """
     task = Task.from_config(accelerator.unwrap_model(model).config)
-    logits = predict_logits(model, accelerator, rows, tokenizer, batch_size)
+    logits = predict_logits(model, accelerator, rows, tokenizer, batch_size, collator=collator)
     targets = np.asarray([row["labels"] for row in rows])
     thresholds = getattr(accelerator.unwrap_model(model).config, "label_thresholds", None)
     scores = classification_scores(logits, targets, task.problem_type, task.labels, thresholds)

@@ -129,6 +129,7 @@ def test_frozen_layers_keep_their_weights(finetune, samples):
     same = {name for name in before if torch.equal(before[name], after[name])}
     assert same == {name for name in before if "layers.1." not in name}
     assert any("layers.0." in name for name in same) and any("embed_tokens" in name for name in same)
+    assert "1 layers are frozen: their states of " in stderr
 
 
 def test_the_kernel_of_attention_is_chosen_for_training_alone(finetune, samples, monkeypatch):
@@ -317,7 +318,7 @@ def test_an_output_folder_that_cannot_be_written(run_script, samples, tmp_path):
 @pytest.mark.distributed
 @pytest.mark.parametrize("kind", ["bert", "fratrie"])
 def test_two_processes_give_what_one_gives(run_processes, samples, tmp_path, kind):
-    start = ["--model", samples / "bert", "--class_weights", "balanced"]
+    start = ["--model", samples / "bert", "--class_weights", "balanced", "--trainable_layers", 1]
     if kind == "fratrie":
         start = ["--model_type", "encoder", "--config_overrides", TINY, "--tokenizer", samples / "tokenizer"]
     results = {}
