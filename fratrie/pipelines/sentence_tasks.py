@@ -18,7 +18,8 @@ class TextClassificationPipeline(BulkPipeline, pipelines.TextClassificationPipel
         """Tokens of texts, or of pairs of texts."""
         pairs = [{"text": one} if isinstance(one, str) else one for one in inputs]
         names = set(pairs[0]) if isinstance(pairs[0], dict) else set()
-        same = all(isinstance(pair, dict) and pair.keys() == names for pair in pairs)
+        # Alone, a text has no pair where that is empty; in a list it is a pair.
+        same = all(isinstance(pair, dict) and pair.keys() == names and pair.get("text_pair") != "" for pair in pairs)
         if not (same and "text" in names <= {"text", "text_pair"} and params.keys() <= _EACH_ALONE):
             return None
         return self.tokenize({name: [pair[name] for pair in pairs] for name in names}, **params)
