@@ -30,6 +30,7 @@ def _compare(layers: int, width: int, rounds: int) -> list[Row]:
         num_attention_heads=width // 64,
         intermediate_size=4 * width,
         num_labels=11,
+        initializer_range=0.1,  # random weights that give texts different labels
         pad_token_id=tokenizer.pad_token_id,
     )
     model = BertForSequenceClassification(config).eval()
@@ -38,7 +39,7 @@ def _compare(layers: int, width: int, rounds: int) -> list[Row]:
     ours = {dtype: pipeline("text-classification", model=from_hf(model).to(dtype).eval(), **parts) for dtype in GOALS}
     expected = [result["label"] for result in theirs(texts)]
     same = {dtype: [r["label"] for r in pipe(texts)] for dtype, pipe in ours.items()}
-    assert same[torch.float32] == expected
+    assert same[torch.float32] == expected and len(set(expected)) > 1
     ordered = sorted(texts, key=lambda text: len(tokenizer(text)["input_ids"]))
     ways = {
         "one": lambda: theirs(texts),
