@@ -54,7 +54,7 @@ def _evaluate(options: EvaluationOptions, accelerator: Accelerator) -> None:
     output = None
     if options.output_file:
         output = prepare_output(options.output_file, options.file, options.model, _holds_scores, options.overwrite)
-    model, tokenizer, task = load_classifier(options.model, options.label_thresholds)
+    model, tokenizer, task = load_classifier(options.model, options.label_thresholds, options.dtype)
     if options.file:
         columns = (options.text_column, options.label_column)
         form = options.text_format()

@@ -77,7 +77,7 @@ def _predict(options: PredictionOptions, accelerator: Accelerator) -> None:
         options.input_file, options.text_column, options.annotated, options.text_format()
     )
     places = places_of_texts(options.input_file, texts)
-    model, tokenizer, task = load_classifier(options.model, options.label_thresholds)
+    model, tokenizer, task = load_classifier(options.model, options.label_thresholds, options.dtype)
     is_ours = partial(_is_earlier_output, task=task)
     output = prepare_output(options.output_file, options.input_file, options.model, is_ours, options.overwrite)
     rows = encode([texts[place] for place in places], model, tokenizer, options.max_length)

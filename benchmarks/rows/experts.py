@@ -4,11 +4,11 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from benchmarks.timing import Row, device, times
 from torch import nn
 from transformers import MixtralConfig
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
+from benchmarks.timing import Row, device, times
 from fratrie import FratrieDecoderConfig
 from fratrie.modeling.experts import GatedExperts, PlainExperts
 from fratrie.modeling.feed_forward import FeedForward

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from functools import partial
 
 import torch
-from benchmarks.timing import Row, device, times
 
+from benchmarks.timing import Row, device, times
 from fratrie import FratrieDecoderConfig, FratrieEncoderConfig
 from fratrie.modeling.layout import Rows
 from fratrie.modeling.linear_attention import LinearAttention, feature_map

@@ -6,9 +6,9 @@ from functools import partial
 from multiprocessing import get_context
 
 import torch
-from benchmarks.timing import Row, device, peak_memory, times
 from torch import Tensor, nn
 
+from benchmarks.timing import Row, device, peak_memory, times
 from fratrie.modeling.chunked_loss import chunked_cross_entropy
 
 ROWS, VOCABULARY = 2048, 32_000

@@ -19,7 +19,7 @@ from .configuration import FratrieConfig
 from .layout import Layout
 from .mixer import AttentionMixer
 
-# Up to so many keys, the backward pass of SDPA on a CPU takes up to four times as long in half precision as in float32.
+# Up to so many keys, SDPA trains up to four times as slowly in half precision as in float32 on a CPU.
 _SHORT_ON_CPU = 512
 
 

@@ -3,13 +3,14 @@
 Labels and names are those of the annotation guide of the family-relations corpus.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
 import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 
+from .bulk import BulkPipeline, Row
 from .text_pipeline import TextPipeline, text_of
 
 VALENCE_NAMES = {"+": "positive", "-": "négative", "0": "neutre", "i": "information"}
@@ -25,7 +26,7 @@ PERSON_NAMES = {
 STUDY_LABELS = (*VALENCE_NAMES, *PERSON_NAMES)
 
 
-class FamilyRelationsPipeline(TextPipeline):
+class FamilyRelationsPipeline(BulkPipeline, TextPipeline):
     """Labels sentences with the persons and the valence of the relations they tell of.
 
     ```python
@@ -81,10 +82,14 @@ class FamilyRelationsPipeline(TextPipeline):
 
     def preprocess(self, input_: Any) -> dict[str, Any]:  # type: ignore[override]
         """Tokens `(1, T)` of one input, and its text."""
-        text = text_of(input_)
-        if not text.strip():
-            raise ValueError(f"The text {text[:20]!r} is blank, and tells of nobody: leave it out.")
+        text = _telling_text(input_)
         return {**self.encode(text), "text": text}
+
+    def preprocess_in_bulk(self, inputs: Sequence[Any], **params: Any) -> list[Row] | None:
+        """The same of many inputs."""
+        texts = [_telling_text(one) for one in inputs]
+        rows = self.tokenize({"text": texts}, verbose=False)
+        return rows and [{**self.fit(row, text), "text": text} for row, text in zip(rows, texts, strict=True)]
 
     def _forward(self, input_tensors: dict[str, Any]) -> dict[str, Any]:  # type: ignore[override]
         text = input_tensors.pop("text")
@@ -105,6 +110,13 @@ class FamilyRelationsPipeline(TextPipeline):
             "valence": [VALENCE_NAMES[label] for label in labels if label in VALENCE_NAMES],
         }
         return {**result, "scores": by_label} if scores else result
+
+
+def _telling_text(item: Any) -> str:
+    text = text_of(item)
+    if not text.strip():
+        raise ValueError(f"The text {text[:20]!r} is blank, and tells of nobody: leave it out.")
+    return text
 
 
 def label_columns(config: PreTrainedConfig) -> dict[str, int]:

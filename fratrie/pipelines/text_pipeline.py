@@ -8,7 +8,6 @@ from os import PathLike
 from typing import Any, ClassVar
 
 from torch.utils.data import Dataset
-from transformers import BatchEncoding
 from transformers.pipelines.base import Pipeline
 
 from .text_length import longest_text
@@ -77,13 +76,20 @@ class TextPipeline(Pipeline):
             limits.append(longest)
         return min(limits, default=None)
 
-    def encode(self, text: str, truncation: bool = True) -> BatchEncoding:
+    def encode(self, text: str, truncation: bool = True) -> Mapping[str, Any]:
         """Tokens of one text as tensors `(1, T)`, cut at `max_tokens` with a warning.
 
         Raises:
             ValueError: there is no token, or one that the model has no embedding for.
         """
-        encoding = self.tokenizer(text, return_tensors="pt", verbose=False)
+        return self.fit(self.tokenizer(text, return_tensors="pt", verbose=False), text, truncation)
+
+    def fit(self, encoding: Mapping[str, Any], text: str, truncation: bool = True) -> Mapping[str, Any]:
+        """The whole tokens `(1, T)` of a text as `encode` gives them.
+
+        Raises:
+            ValueError: as `encode`.
+        """
         length, limit = encoding["input_ids"].shape[-1], self.max_tokens
         if not length:
             raise ValueError(

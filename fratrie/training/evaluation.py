@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any, cast
 
 import torch
@@ -36,8 +37,10 @@ def evaluate_loss(
     """
     objective = Objective(accelerator.unwrap_model(model))
     loss_sum, targets = 0.0, 0
+    rows = range(len(cast(Any, dataset)))
+    batches = [rows[first : first + batch_size] for first in rows[::batch_size]]
     with evaluating(model):
-        for _, inputs, filler in _batches(accelerator, dataset, collator, batch_size):
+        for _, inputs, filler in _batches(accelerator, dataset, collator, batches):
             count = objective.count(inputs)
             loss = float(objective.share(_bare(model, accelerator), inputs, count, total=1))
             if not filler:
@@ -58,7 +61,7 @@ def predict(
     accelerator: Accelerator,
     dataset: Dataset,
     collator: Collator,
-    batch_size: int,
+    batches: Sequence[Sequence[int]],
     progress: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Logits and labels of every row once, in the dataset's order, on the CPU, equal on all processes.
@@ -70,7 +73,7 @@ def predict(
         accelerator: of the run.
         dataset: rows for `collator`.
         collator: makes a batch, with or without `labels`.
-        batch_size: rows per batch on one process.
+        batches: the rows of each batch; every row once.
         progress: show a progress bar on the main process.
 
     Returns:
@@ -80,10 +83,10 @@ def predict(
         ValueError: the dataset has no rows.
     """
     pieces: list[tuple[int, Tensor, Tensor | None]] = []
-    turns = -(-len(cast(Any, dataset)) // (batch_size * accelerator.num_processes))
+    turns = -(-len(batches) // accelerator.num_processes)
     hidden = not (progress and accelerator.is_main_process)
     with evaluating(model), progress_bar(turns, "predicting", hidden=hidden) as bar:
-        for place, inputs, filler in _batches(accelerator, dataset, collator, batch_size):
+        for place, inputs, filler in _batches(accelerator, dataset, collator, batches):
             bar.update()
             labels = inputs.pop("labels", None)
             logits = _bare(model, accelerator)(**inputs).logits
@@ -91,7 +94,8 @@ def predict(
                 pieces.append((place, logits.float().cpu(), None if labels is None else labels.cpu()))
     ordered = sorted(gather_object(pieces), key=lambda piece: piece[0])
     known = [labels for _, _, labels in ordered if labels is not None]
-    return torch.cat([logits for _, logits, _ in ordered]), torch.cat(known) if known else None
+    order = torch.tensor(list(chain.from_iterable(batches))).argsort()
+    return torch.cat([logits for _, logits, _ in ordered])[order], torch.cat(known)[order] if known else None
 
 
 class CacheSwitch:
@@ -142,16 +146,14 @@ def _bare(model: PreTrainedModel, accelerator: Accelerator) -> PreTrainedModel:
 
 
 def _batches(
-    accelerator: Accelerator, dataset: Dataset, collator: Collator, batch_size: int
+    accelerator: Accelerator, dataset: Dataset, collator: Collator, batches: Sequence[Sequence[int]]
 ) -> Iterator[tuple[int, dict[str, Tensor], bool]]:
     """This process's batches as (place, inputs on the device, filler): as many on every process."""
-    size = len(cast(Any, dataset))
-    if not size:
+    if not batches:
         raise ValueError("the evaluation data have no rows; give files that hold text")
-    number = -(-size // batch_size)
-    for turn in range(-(-number // accelerator.num_processes)):
+    for turn in range(-(-len(batches) // accelerator.num_processes)):
         place = turn * accelerator.num_processes + accelerator.process_index
-        first = place * batch_size if place < number else 0
+        filler = place >= len(batches)
         seed_all(0, "evaluate", place)
-        inputs = collator([dataset[index] for index in range(first, min(first + batch_size, size))])
-        yield place, dict(send_to_device(inputs, accelerator.device)), place >= number
+        inputs = collator([dataset[index] for index in batches[0 if filler else place]])
+        yield place, dict(send_to_device(inputs, accelerator.device)), filler

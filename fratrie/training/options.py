@@ -65,7 +65,16 @@ class InferenceOptions(ReadingOptions):
             "'{\"joie\": 0.3}'; by default what the model's config says, else 0.5."
         },
     )
-    batch_size: int = field(default=64, metadata={"help": "Texts of one batch on one process."})
+    batch_size: int = field(
+        default=64, metadata={"help": "Most texts of one batch on one process; long ones are fewer."}
+    )
+    dtype: Literal["auto", "float32", "bfloat16"] = field(
+        default="auto",
+        metadata={
+            "help": "Precision of the model, by default that of its weights; bfloat16 is faster on a GPU, and on a "
+            "processor that has it."
+        },
+    )
     max_length: int | None = field(
         default=None, metadata={"help": "Tokens at most, longer texts are cut; by default what the model takes."}
     )

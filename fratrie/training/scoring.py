@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
 
+from fratrie.pipelines.bulk import plan_batches
+
 from .batches import Collator
 from .bootstrap import f1_intervals
 from .encoding import EncodedRows
@@ -31,9 +33,9 @@ def predict_logits(
     Args:
         model: a classifier.
         accelerator: from `open_inference` or `open_run`.
-        rows: N rows from `encode`; batches hold rows of similar length.
+        rows: N rows from `encode`; batches are those of the pipelines (`plan_batches`).
         tokenizer: pads the batches.
-        batch_size: rows per batch on one process.
+        batch_size: most rows of a batch on one process.
         progress: show a progress bar.
         collator: makes the batches; by default the tokenizer pads them.
 
@@ -42,12 +44,10 @@ def predict_logits(
     """
     if batch_size < 1:
         raise ValueError(f"batch_size={batch_size} must be at least 1")
-    order = sorted(range(len(rows)), key=lambda i: len(rows[i]["input_ids"]))
+    batches = plan_batches([len(row["input_ids"]) for row in rows], batch_size)
     collator = collator or DataCollatorWithPadding(tokenizer)
-    ordered = cast(Dataset, [rows[i] for i in order])
-    values, _ = predict(model, accelerator, ordered, collator, batch_size, progress)
-    logits = np.empty(tuple(values.shape), dtype=np.float32)
-    logits[order] = values.numpy()
+    values, _ = predict(model, accelerator, cast(Dataset, rows), collator, batches, progress)
+    logits = values.numpy()
     if not np.isfinite(logits).all():
         row = int(np.argwhere(~np.isfinite(logits))[0][0])
         raise ValueError(f"the model gives NaN or infinity for row {row + 1}: its weights are damaged")
@@ -70,7 +70,7 @@ def score_rows(
         accelerator: from `open_inference` or `open_run`.
         rows: from `encode`, with their targets.
         tokenizer: pads the batches.
-        batch_size: rows per batch on one process.
+        batch_size: most rows of a batch on one process.
         groups: who speaks in each row. With them, the scores of several labels per text also hold `f1_interval` and
             `present_macro_f1_interval`: how far the F1 of each label, and the macro mean of the labels present, would
             move with other speakers (95 %, bootstrap).

@@ -354,7 +354,7 @@ def test_the_implementation_can_be_changed_after_construction():
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("position_type", ["none", "alibi"])
 def test_short_training_in_half_precision_runs_its_kernel_in_float32_on_a_cpu(position_type, autocast, monkeypatch):
-    """Where it is faster: not beyond some length, and not in evaluation, whose numbers are those of published models."""
+    """Where it is faster: not beyond some length, nor in evaluation, whose numbers are those of published models."""
     seen, sdpa = [], ALL_ATTENTION_FUNCTIONS["sdpa"]
 
     def recording(module, query, key, *args, **kwargs):

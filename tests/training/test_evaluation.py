@@ -68,10 +68,10 @@ def test_predictions_keep_the_order_of_the_rows(accelerator):
     def collator(rows):
         return {"values": torch.tensor([float(row) for row in rows]), "labels": torch.tensor(rows)}
 
-    logits, labels = predict(Scorer(), accelerator, list(range(7)), collator, 3)
+    logits, labels = predict(Scorer(), accelerator, list(range(7)), collator, [[6], [2, 0, 1], [3, 5, 4]])
     assert labels.tolist() == list(range(7))
     assert logits.tolist() == [[value, -value] for value in range(7)]
-    bare = predict(Scorer(), accelerator, [4], lambda rows: {"values": torch.tensor([4.0])}, 3)
+    bare = predict(Scorer(), accelerator, [4], lambda rows: {"values": torch.tensor([4.0])}, [[0]])
     assert bare[0].tolist() == [[4, -4]] and bare[1] is None
 
 

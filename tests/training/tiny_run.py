@@ -105,7 +105,8 @@ def main():
     data = stream() if use_stream else rows
     result = train(model, options, accelerator, data, counted, evaluate=evaluate)
     classifier = tiny(FratrieEncoderForSequenceClassification, BertForSequenceClassification, bert)
-    logits, labels = predict(classifier.to(accelerator.device), accelerator, rows, labelled, 5)
+    batches = [range(len(rows))[first : first + 5] for first in range(0, len(rows), 5)]
+    logits, labels = predict(classifier.to(accelerator.device), accelerator, rows, labelled, batches)
     report = {"history": result.history, "logits": logits.tolist(), "labels": labels.tolist(), "seen": seen}
     reports = gather_object([report])
     accelerator.end_training()
