@@ -18,7 +18,7 @@ Model = TypeVar("Model", bound=PreTrainedModel)
 
 
 def pack(model: Model, precision: Precision = "float32") -> Model:
-    """Replace the linear layers of a model on a CPU, in place, by packed ones. It can then no longer learn or be saved.
+    """Replace the linear layers of a model on a CPU, in place, by packed ones: it can no longer learn or be saved.
 
     Only the products are in another precision; norms, attention, residuals and caches stay in that of the model. The
     weights of experts are no linear layers, and stay as they are.
