@@ -41,7 +41,6 @@ CHOSEN: dict[str, Any] = {
     "num_train_epochs": 10,
     "per_device_train_batch_size": 8,
     "mixed_precision": "bf16",
-    "attn_implementation": "eager",
 }
 # What else there is to choose from, as changes of the chosen setting.
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -51,6 +51,27 @@ def pack(model: Model, precision: Precision = "float32") -> Model:
     return model.eval()
 
 
+def place(model: Model, device: torch.device, precision: Precision | None = None) -> Model:
+    """Move a model to the device that is to run it, with its products in `precision`: on a CPU by packed layers.
+
+    Args:
+        model: any Hugging Face model.
+        device: of the run.
+        precision: by default that of the weights, which are then not packed.
+
+    Raises:
+        ValueError: as `pack`, and for `"int8"` on another device than a CPU.
+    """
+    model = model.to(device)
+    if precision is None:
+        return model
+    if device.type == "cpu":
+        return pack(model, precision)
+    if precision == "int8":
+        raise ValueError(f"precision='int8' is for a CPU, not for {device}: use 'bfloat16'.")
+    return model.to(getattr(torch, precision))
+
+
 class PackedLinear(nn.Module):
     """`x Wᵀ + b` by a packed weight, in the dtype of `x`."""
 

@@ -62,7 +62,6 @@ PRETRAINED_ENCODER: dict[str, Any] = {
     "num_train_epochs": 10,
     "per_device_train_batch_size": 8,
     "mixed_precision": "bf16",
-    "attn_implementation": "eager",
     "validation_size": 0,
 }
 # A tenth of the respondents is watched to choose the best epoch.

@@ -14,6 +14,7 @@ import fratrie  # noqa: F401 (registers its models)
 from fratrie.checkpoints import read_json
 from fratrie.data.corpus import load_family_relations
 from fratrie.files import write_json
+from fratrie.inference import place
 from fratrie.training.classifiers import load_classifier
 from fratrie.training.cli import run
 from fratrie.training.encoding import encode
@@ -54,7 +55,7 @@ def _evaluate(options: EvaluationOptions, accelerator: Accelerator) -> None:
     output = None
     if options.output_file:
         output = prepare_output(options.output_file, options.file, options.model, _holds_scores, options.overwrite)
-    model, tokenizer, task = load_classifier(options.model, options.label_thresholds, options.dtype)
+    model, tokenizer, task = load_classifier(options.model, options.label_thresholds)
     if options.file:
         columns = (options.text_column, options.label_column)
         form = options.text_format()
@@ -63,7 +64,8 @@ def _evaluate(options: EvaluationOptions, accelerator: Accelerator) -> None:
         dataset = load_family_relations()[options.part]
     targets = aligned_targets(dataset, task)
     rows = encode(dataset["text"][:], model, tokenizer, options.max_length, targets)
-    scores = score_rows(model.to(accelerator.device), accelerator, rows, tokenizer, options.batch_size)
+    model = place(model, accelerator.device, options.precision)
+    scores = score_rows(model, accelerator, rows, tokenizer, options.batch_size)
     if accelerator.is_main_process:
         print(scores_table({Path(options.model).resolve().name: scores}))
         if output:

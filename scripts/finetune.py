@@ -88,7 +88,7 @@ class ClassifierOptions:
         default="", metadata={"help": "Fields of the new config, as in 'hidden_size=128,num_hidden_layers=4'."}
     )
     attn_implementation: Literal["eager", "sdpa"] | None = field(
-        default=None, metadata={"help": "Kernel of attention; by default sdpa. `eager` is faster in bf16 on a CPU."}
+        default=None, metadata={"help": "Kernel of attention; by default sdpa."}
     )
     trainable_layers: int = field(
         default=-1,

@@ -23,6 +23,7 @@ import fratrie  # noqa: F401 (registers its models)
 from fratrie.data.loading import load_texts_and_others, places_of_texts
 from fratrie.data.text_files import open_text
 from fratrie.files import new_file
+from fratrie.inference import place
 from fratrie.training.classifiers import load_classifier
 from fratrie.training.cli import run
 from fratrie.training.encoding import encode
@@ -77,13 +78,12 @@ def _predict(options: PredictionOptions, accelerator: Accelerator) -> None:
         options.input_file, options.text_column, options.annotated, options.text_format()
     )
     places = places_of_texts(options.input_file, texts)
-    model, tokenizer, task = load_classifier(options.model, options.label_thresholds, options.dtype)
+    model, tokenizer, task = load_classifier(options.model, options.label_thresholds)
     is_ours = partial(_is_earlier_output, task=task)
     output = prepare_output(options.output_file, options.input_file, options.model, is_ours, options.overwrite)
     rows = encode([texts[place] for place in places], model, tokenizer, options.max_length)
-    logits = predict_logits(
-        model.to(accelerator.device), accelerator, rows, tokenizer, options.batch_size, not options.disable_progress
-    )
+    model = place(model, accelerator.device, options.precision)
+    logits = predict_logits(model, accelerator, rows, tokenizer, options.batch_size, not options.disable_progress)
     if not accelerator.is_main_process:
         return
     values = np.full((len(texts), logits.shape[1]), np.nan)

@@ -15,7 +15,7 @@ from fratrie import (
     FratrieSeq2SeqConfig,
     FratrieSeq2SeqForConditionalGeneration,
 )
-from fratrie.inference import PackedLinear, pack
+from fratrie.inference import PackedLinear, pack, place
 
 TINY = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 # How far the outputs may move, as a share of their size.
@@ -120,3 +120,13 @@ def test_what_cannot_be_packed_is_refused():
         pack(decoder(), "int4")
     with pytest.raises(ValueError, match="weights are on meta"):
         pack(decoder().to("meta"))
+
+
+def test_a_model_is_placed_as_its_device_allows():
+    model, cpu, elsewhere = decoder(), torch.device("cpu"), torch.device("meta")
+    assert place(model, cpu) is model and type(model.lm_head) is nn.Linear
+    assert type(place(model, cpu, "int8").lm_head) is PackedLinear
+    moved = place(decoder(), elsewhere, "bfloat16")
+    assert moved.device == elsewhere and moved.dtype == torch.bfloat16 and type(moved.lm_head) is nn.Linear
+    with pytest.raises(ValueError, match="'int8' is for a CPU, not for meta"):
+        place(decoder(), elsewhere, "int8")

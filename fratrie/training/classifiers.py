@@ -179,14 +179,13 @@ def weigh_loss(model: PreTrainedModel, problem_type: str, weights: Sequence[floa
 
 
 def load_classifier(
-    folder: str | os.PathLike[str], thresholds: str | None = None, dtype: str = "auto"
+    folder: str | os.PathLike[str], thresholds: str | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, Task]:
     """Load a fine-tuned classifier with its tokenizer, ready to predict.
 
     Args:
         folder: a folder or a hub id.
         thresholds: of the labels, instead of those in its config, as `thresholds_by_name` takes them.
-        dtype: of the model, such as `"bfloat16"`; by default that of its weights.
 
     Raises:
         ValueError: says what the folder lacks, or which threshold does not fit.
@@ -198,7 +197,7 @@ def load_classifier(
         raise ValueError(f"{path}: model type {config.model_type!r} has no head that classifies sequences")
     try:
         check_memory(partial(AutoModelForSequenceClassification.from_config, trust_remote_code=False), config)
-        model, info = _read_model(path, dtype=dtype)
+        model, info = _read_model(path)
     except (ValueError, *LOADING_ERRORS) as error:
         raise ValueError(f"{path}: the model cannot be loaded: {reason_of(error)}") from error
     if info["missing_keys"]:

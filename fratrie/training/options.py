@@ -10,6 +10,7 @@ from typing import Any, Literal, cast
 from transformers import HfArgumentParser
 
 from fratrie.data.text_files import TextFormat
+from fratrie.inference import Precision
 
 
 def read_options(description: str | None, *kinds: type) -> tuple[Any, ...]:
@@ -68,11 +69,11 @@ class InferenceOptions(ReadingOptions):
     batch_size: int = field(
         default=64, metadata={"help": "Most texts of one batch on one process; long ones are fewer."}
     )
-    dtype: Literal["auto", "float32", "bfloat16"] = field(
-        default="auto",
+    precision: Precision | None = field(
+        default=None,
         metadata={
-            "help": "Precision of the model, by default that of its weights; bfloat16 is faster on a GPU, and on a "
-            "processor that has it."
+            "help": "Of the matrix products: bfloat16 and, on a CPU, int8 are faster than float32; by default that of "
+            "the weights."
         },
     )
     max_length: int | None = field(

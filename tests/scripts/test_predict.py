@@ -303,16 +303,16 @@ def test_an_earlier_output_survives_a_failure(labelled, monkeypatch):
 
 
 def test_the_precision_can_be_chosen(run_script, samples, tmp_path):
-    folder, outputs = tmp_path / "model", []
+    folder, outputs = tmp_path / "model", {}
     model, tokenizer = save_classifier(folder, samples, "multi_label_classification", ["+", "m", "p"], own=True)
     source = write_texts(tmp_path / "texts.txt")
-    expected = [row.sigmoid().tolist() for row in logits_of(model.bfloat16(), tokenizer)]
-    for dtype in ("float32", "bfloat16"):
-        output = tmp_path / f"{dtype}.csv"
+    expected = torch.stack([row.sigmoid() for row in logits_of(model, tokenizer)])
+    for precision, rounding in (("float32", 1e-5), ("int8", 2e-2)):
+        output = tmp_path / f"{precision}.csv"
         code, *_ = run_script(
-            "predict.py", "--model", folder, "--input_file", source, "--output_file", output, "--dtype", dtype,
+            "predict.py", "--model", folder, "--input_file", source, "--output_file", output, "--precision", precision,
         )  # fmt: skip
         assert code == 0
-        outputs.append([[float(cell) for cell in row[2:5]] for row in read(output)[1:]])
-    torch.testing.assert_close(torch.tensor(outputs[1]), torch.tensor(expected).float(), atol=1e-2, rtol=0)
-    assert outputs[0] != outputs[1]
+        outputs[precision] = torch.tensor([[float(cell) for cell in row[2:5]] for row in read(output)[1:]])
+        torch.testing.assert_close(outputs[precision], expected.float(), atol=rounding, rtol=0)
+    assert not torch.equal(outputs["float32"], outputs["int8"])

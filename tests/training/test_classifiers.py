@@ -305,7 +305,6 @@ def test_a_saved_classifier_loads_with_its_task(tmp_path):
     loaded, words, task = load_classifier(tmp_path)
     assert task == SEVERAL and not loaded.training and words.pad_token == "<pad>"
     torch.testing.assert_close(loaded(**batch()).logits, model.eval()(**batch()).logits)
-    assert load_classifier(tmp_path, dtype="bfloat16")[0].dtype == torch.bfloat16
 
 
 def test_a_body_without_head_is_no_classifier(tmp_path):
