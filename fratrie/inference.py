@@ -6,7 +6,7 @@ laying them out anew for every product.
 
 import warnings
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, cast, get_args
 
 import torch
 from torch import nn
@@ -62,14 +62,14 @@ def place(model: Model, device: torch.device, precision: Precision | None = None
     Raises:
         ValueError: as `pack`, and for `"int8"` on another device than a CPU.
     """
-    model = model.to(device)
+    model = cast(Any, model).to(device)
     if precision is None:
         return model
     if device.type == "cpu":
         return pack(model, precision)
     if precision == "int8":
         raise ValueError(f"precision='int8' is for a CPU, not for {device}: use 'bfloat16'.")
-    return model.to(getattr(torch, precision))
+    return cast(Any, model).to(getattr(torch, precision))
 
 
 class PackedLinear(nn.Module):

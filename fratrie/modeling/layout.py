@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import nn
@@ -145,7 +145,7 @@ class Layout:
         """Bring the outputs of a pass without cache into the caller's form, in place, with zeros at padding."""
         raise NotImplementedError
 
-    def to(self, device: torch.device, non_blocking: bool = False) -> "Layout":
+    def to(self, device: torch.device, non_blocking: bool = False) -> Self:
         """The same on another device; accelerate asks for it before a layer that lies elsewhere."""
 
         def move(value: Any) -> Any:
@@ -241,11 +241,13 @@ class Groups(Layout):
         cells_N: place of each real token in the caller's form, counted along its rows.
         groups: the documents.
         order_N: place of each token in the rows of all groups, one after another.
+        has_holes: whether padding lies between the tokens of a row.
     """
 
     cells_N: torch.Tensor
     groups: tuple[DocumentGroup, ...]
     order_N: torch.Tensor
+    has_holes: bool = False
 
     @cached_property
     def tokens_P(self) -> torch.Tensor:
@@ -256,12 +258,6 @@ class Groups(Layout):
     def longest(self) -> int:
         """Length of the longest document."""
         return max(group.mask_GL.shape[1] for group in self.groups)
-
-    @property
-    def has_holes(self) -> bool:
-        """Whether padding lies between the tokens of a row."""
-        same_row = (self.cells_N // self.shape[1]).diff() == 0
-        return bool(((self.cells_N.diff() > 1) & same_row).any())
 
     def pack(self, x_BT: torch.Tensor) -> torch.Tensor:
         """Take the real tokens `(1, N, …)` out of the caller's form `(B, T, …)`."""
@@ -418,12 +414,15 @@ def find_groups(
     device = next((x.device for x in (padding, position_ids, cu_seq_lens) if x is not None), None)
     if device is None:
         return None
-    cells_N = torch.arange(batch * length, device=device)
+    # Read once and laid out on the host, which would else wait for the device at every step of this.
+    padding, position_ids, cu_seq_lens = (None if x is None else x.cpu() for x in (padding, position_ids, cu_seq_lens))
+    cells_N = torch.arange(batch * length)
     if padding is not None:
         cells_N = cells_N[padding.flatten().bool()]
     if len(cells_N) == 0:
         return None
-    starts_N = (cells_N // length).diff(prepend=cells_N.new_full((1,), -1)) != 0
+    rows_N = cells_N // length
+    starts_N = rows_N.diff(prepend=rows_N.new_full((1,), -1)) != 0
     positions_N = None
     if position_ids is not None:
         positions_N = position_ids.expand(shape).flatten()[cells_N]
@@ -431,30 +430,31 @@ def find_groups(
     if cu_seq_lens is not None:
         starts_N = starts_N | torch.isin(cells_N, cu_seq_lens)
     first_U = starts_N.nonzero().flatten()
-    rows_in_use = int((cells_N // length).unique_consecutive().numel())
-    has_packed_rows = len(first_U) > rows_in_use
+    has_packed_rows = len(first_U) > len(rows_N.unique_consecutive())
     if not has_packed_rows and len(cells_N) == batch * length:
         return None
     lengths_U = first_U.diff(append=first_U.new_full((1,), len(cells_N)))
     if positions_N is None or cu_seq_lens is not None:
-        positions_N = torch.arange(len(cells_N), device=device) - first_U.repeat_interleave(lengths_U)
+        positions_N = torch.arange(len(cells_N)) - first_U.repeat_interleave(lengths_U)
     groups, order_N = _group(first_U, lengths_U, one_group)
-    return Groups(
+    on_host = Groups(
         shape=shape,
         positions=positions_N.unsqueeze(0),
         cells_N=cells_N,
         groups=groups,
         order_N=order_N,
+        has_holes=bool(((cells_N.diff() > 1) & (rows_N.diff() == 0)).any()),
         has_packed_rows=has_packed_rows,
     )
+    return on_host if device.type == "cpu" else on_host.to(device, non_blocking=True)
 
 
 def _group(
     first_U: torch.Tensor, lengths_U: torch.Tensor, one_group: bool
 ) -> tuple[tuple[DocumentGroup, ...], torch.Tensor]:
     """Group documents of like length; return the groups and each token's place in their rows."""
-    order_U = torch.arange(len(lengths_U)) if one_group else lengths_U.argsort(descending=True, stable=True).cpu()
-    sorted_lengths = lengths_U.cpu()[order_U].tolist()
+    order_U = torch.arange(len(lengths_U)) if one_group else lengths_U.argsort(descending=True, stable=True)
+    sorted_lengths = lengths_U[order_U].tolist()
     groups, order_N, start, places = [], torch.empty(sum(sorted_lengths), dtype=torch.long), 0, 0
     while start < len(sorted_lengths):
         longest = max(sorted_lengths) if one_group else sorted_lengths[start]
@@ -464,11 +464,11 @@ def _group(
         offsets_L = torch.arange(longest)
         lengths_G = torch.tensor(sorted_lengths[start:end])
         mask_GL = offsets_L < lengths_G[:, None]
-        index_GL = first_U.cpu()[order_U[start:end]][:, None] + offsets_L.clamp_max(lengths_G[:, None] - 1)
+        index_GL = first_U[order_U[start:end]][:, None] + offsets_L.clamp_max(lengths_G[:, None] - 1)
         order_N[index_GL[mask_GL]] = places + mask_GL.flatten().nonzero().flatten()
-        groups.append(DocumentGroup(index_GL.to(first_U.device), mask_GL.to(first_U.device)))
+        groups.append(DocumentGroup(index_GL, mask_GL))
         start, places = end, places + mask_GL.numel()
-    return tuple(groups), order_N.to(first_U.device)
+    return tuple(groups), order_N
 
 
 def past_length(cache: Cache) -> int | torch.Tensor:
