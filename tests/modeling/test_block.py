@@ -68,7 +68,7 @@ def test_slots_can_be_filled_one_by_one():
         type(getattr(block, name)).__name__
         for name in ("mixer_input_norm", "mixer_output_norm", "feed_forward_input_norm", "feed_forward_output_norm")
     ]
-    assert kinds == ["Identity", "RMSNorm", "Identity", "Identity"]
+    assert kinds == ["NoNorm", "RMSNorm", "NoNorm", "NoNorm"]
     x = torch.randn(2, 3, 8).double()
     layout = rows_of_mixer(block.mixer, x)
     expected = x + block.mixer_output_norm(block.mixer(x, layout)[0])
