@@ -59,7 +59,8 @@ class Case:
 
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
-        return f"{self.layers} × {self.width}, vocabulary {self.vocabulary:,}, {dtype}"
+        lengths = f"up to {self.documents.longest} tokens"
+        return f"{self.layers} × {self.width}, vocabulary {self.vocabulary:,}, {lengths}, {dtype}"
 
 
 def drawn_and_grouped(rows: list[Batch], batch_size: int) -> dict[str, list[list[Batch]]]:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
-from .losses import IGNORED, count_targets
+from .losses import IGNORED, count_targets, token_cross_entropy
 
 # Logits of a chunk, in float32: products of fewer rows are slower, and more of them only take memory.
 CHUNK_BYTES = 2**25
@@ -42,6 +43,8 @@ def chunked_cross_entropy(
     if states.device.type == "cpu":  # elsewhere the host would have to wait for their number
         targets = (labels_N != IGNORED).nonzero()[:, 0]
         states_ND, labels_N = states_ND.index_select(0, targets), labels_N[targets]
+    if 4 * len(states_ND) * len(weight) <= CHUNK_BYTES:  # in one chunk the plain form is as small, and faster
+        return token_cross_entropy(nn.functional.linear(states_ND, weight, bias), labels_N, num_items_in_batch)
     total = _ChunkedCrossEntropy.apply(states_ND.to(_dtype_of_products(states)), weight, bias, labels_N)
     return total / count_targets(labels_N, num_items_in_batch)
 

@@ -21,7 +21,9 @@ def pair(case, dtype):
     ours = our_model(theirs)
     if case.model_type == "gpt2":
         lay_out_as_gpt2(ours)
-    if any("expert" in name for name, _ in ours.named_modules()):  # by Hugging Face's default, whose rounding is not that of its plain loop
+    if any(
+        "expert" in name for name, _ in ours.named_modules()
+    ):  # by Hugging Face's default, whose rounding is not that of its plain loop
         theirs.set_experts_implementation("grouped_mm")
         ours.set_experts_implementation("grouped_mm")
     return theirs, ours

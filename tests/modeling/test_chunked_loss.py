@@ -35,8 +35,14 @@ def close(actual, expected, tolerance=1e-12):
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    """Chunks of one row, since what fits into one chunk takes the plain form."""
+    monkeypatch.setattr(chunked_loss, "CHUNK_BYTES", 4)
+
+
 @pytest.fixture(params=[1, 3, ROWS])
-def rows(request, monkeypatch):
+def rows(request, small_chunks, monkeypatch):
     """Rows of a chunk."""
     monkeypatch.setattr(chunked_loss, "CHUNK_BYTES", 4 * VOCAB * request.param)
 
