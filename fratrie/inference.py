@@ -24,7 +24,7 @@ def pack(model: Model, precision: Precision = "float32") -> Model:
     weights of experts are no linear layers, and stay as they are.
 
     Args:
-        model: any Hugging Face model, in `eval` mode from then on.
+        model: any Hugging Face model, from then on in `eval` mode and without gradients.
         precision: of the products. `"bfloat16"` needs a processor that has it. `"int8"` rounds weights to 8 bits, per
             output, and each input to 7, over all tokens of a batch, so that logits depend a little on the batch.
 
@@ -48,7 +48,7 @@ def pack(model: Model, precision: Precision = "float32") -> Model:
         for name, layer in module.named_children():
             if type(layer) is nn.Linear:  # what derives from it does more than a product
                 setattr(module, name, PackedLinear(layer, precision))
-    return model.eval()
+    return model.eval().requires_grad_(False)
 
 
 def place(model: Model, device: torch.device, precision: Precision | None = None) -> Model:
@@ -84,7 +84,7 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map `(…, in_features)` to `(…, out_features)`, without a gradient."""
-        return self.product(x.detach()).to(x.dtype)
+        return self.product(x).to(x.dtype)
 
     def extra_repr(self) -> str:
         """Sizes and precision, as `print(model)` shows them."""
@@ -117,7 +117,7 @@ def _integer_product(linear: nn.Linear, dtype: torch.dtype) -> Product:
 
     def product(x: torch.Tensor) -> torch.Tensor:
         # Seven bits of the inputs: with eight, sums overflow on processors that add pairs of products in 16 bits.
-        rows = x.float().reshape(-1, x.shape[-1])
+        rows = x.float() if x.ndim > 1 else x.float().unsqueeze(0)
         return torch.ops.quantized.linear_dynamic(rows, packed, True).view(*x.shape[:-1], len(scales))
 
     return product

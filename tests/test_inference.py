@@ -113,6 +113,7 @@ def test_a_packed_model_is_not_saved(tmp_path):
     with pytest.raises(ValueError, match="cannot be saved"):
         model.save_pretrained(tmp_path)
     assert "precision='float32'" in str(model)
+    assert not any(weight.requires_grad for weight in model.parameters()), "it cannot learn either"
 
 
 def test_what_cannot_be_packed_is_refused():

@@ -121,9 +121,9 @@ class SoftmaxAttention(AttentionMixer):
         return mixed_BTHC.to(given), weights_BHTS
 
     def _trains_faster_in_float32(self, query_BHTC: torch.Tensor, key_BKSC: torch.Tensor) -> bool:
-        is_half_on_cpu = query_BHTC.device.type == "cpu" and query_BHTC.dtype.itemsize == 2
-        uses_sdpa = self.config._attn_implementation == "sdpa"
-        return self.training and is_half_on_cpu and uses_sdpa and key_BKSC.shape[2] <= _SHORT_ON_CPU
+        if not self.training or key_BKSC.shape[2] > _SHORT_ON_CPU or self.config._attn_implementation != "sdpa":
+            return False
+        return query_BHTC.device.type == "cpu" and query_BHTC.dtype.itemsize == 2
 
     def flops(self, length: int) -> int:
         """Scores and mixed values of a row (see `Mixer.flops`)."""
