@@ -2,11 +2,12 @@
 
 Labelling and writing spend most of their time in linear maps, and a CPU spends much of that on reading weights and on
 laying them out anew for every product.
+
+Shapes: N tokens, I inputs, O outputs.
 """
 
-import warnings
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar, cast, get_args
+from typing import Any, Literal, NoReturn, TypeVar, cast, get_args
 
 import torch
 from torch import nn
@@ -25,17 +26,19 @@ def pack(model: Model, precision: Precision = "float32") -> Model:
 
     Args:
         model: any Hugging Face model, from then on in `eval` mode and without gradients.
-        precision: of the products. `"bfloat16"` needs a processor that has it. `"int8"` rounds weights to 8 bits, per
-            output, and each input to 7, over all tokens of a batch, so that logits depend a little on the batch.
+        precision: of the products. `"bfloat16"` needs a processor that has it. `"int8"` rounds the weights of each
+            output, and the inputs of each token, to 8 bits (Dettmers et al. 2022, section 2), so that a text gets the
+            same in a batch and alone.
 
     Returns:
         The same model.
 
     Raises:
-        ValueError: for another precision, a model that is not on a CPU, and a processor without bfloat16.
+        ValueError: for another precision, a model that is packed already, is not on a CPU or has no linear layers, and
+            a processor without bfloat16.
     """
     if precision not in get_args(Precision):
-        raise ValueError(f"precision={precision!r}: choose from {', '.join(get_args(Precision))}.")
+        raise ValueError(f"precision={precision!r}: choose from {', '.join(map(repr, get_args(Precision)))}.")
     devices = {weight.device.type for weight in model.parameters()}
     if devices != {"cpu"}:
         raise ValueError(
@@ -44,10 +47,19 @@ def pack(model: Model, precision: Precision = "float32") -> Model:
         )
     if precision == "bfloat16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         raise ValueError("This processor has no products of bfloat16: use precision='float32' or 'int8'.")
-    for module in list(model.modules()):
-        for name, layer in module.named_children():
-            if type(layer) is nn.Linear:  # what derives from it does more than a product
-                setattr(module, name, PackedLinear(layer, precision))
+    if any(isinstance(module, PackedLinear) for module in model.modules()):
+        raise ValueError(f"This {type(model).__name__} is packed already: load it anew for another precision.")
+    layers = [
+        (module, name, layer)
+        for module in model.modules()
+        for name, layer in module.named_children()
+        if type(layer) is nn.Linear  # what derives from it does more than a product
+    ]
+    if not layers:
+        raise ValueError(f"This {type(model).__name__} has no linear layers to pack.")
+    for module, name, layer in layers:
+        setattr(module, name, PackedLinear(layer, precision))
+    setattr(model, "save_pretrained", _refuse_to_save)  # noqa: B010 (before anything is written)
     return model.eval().requires_grad_(False)
 
 
@@ -83,7 +95,13 @@ class PackedLinear(nn.Module):
             self.product = make(linear, getattr(torch, precision))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map `(…, in_features)` to `(…, out_features)`, without a gradient."""
+        """Map `(…, I)` to `(…, O)`, without a gradient.
+
+        Raises:
+            ValueError: in training.
+        """
+        if self.training:
+            raise ValueError("A packed model cannot learn: train the model that it was made from.")
         return self.product(x).to(x.dtype)
 
     def extra_repr(self) -> str:
@@ -91,7 +109,11 @@ class PackedLinear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, precision={self.precision!r}"
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        raise ValueError("A packed model cannot be saved: save the model that it was made from.")
+        _refuse_to_save()
+
+
+def _refuse_to_save(*args: Any, **kwargs: Any) -> NoReturn:
+    raise ValueError("A packed model cannot be saved: save the model that it was made from.")
 
 
 def _float_product(linear: nn.Linear, dtype: torch.dtype) -> Product:
@@ -106,18 +128,20 @@ def _float_product(linear: nn.Linear, dtype: torch.dtype) -> Product:
 
 
 def _integer_product(linear: nn.Linear, dtype: torch.dtype) -> Product:
-    """A product of 8-bit integers, whose inputs are rounded as they come."""
-    weight = linear.weight.float()
-    scales = (weight.abs().amax(dim=1) / torch.iinfo(dtype).max).clamp_min(torch.finfo(torch.float32).tiny)
-    zeros = torch.zeros(len(weight), dtype=torch.long)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r"torch\.quantize_per_")  # torch has no other way to its kernels
-        rounded = torch.quantize_per_channel(weight, scales.double(), zeros, 0, torch.qint8)
-    packed = torch.ops.quantized.linear_prepack(rounded, None if linear.bias is None else linear.bias.float())
+    """A product of integers, with sums in 32 bits."""
+    largest, bias = torch.iinfo(dtype).max, None if linear.bias is None else linear.bias.float()
+    weight, scales_O1 = _rounded(linear.weight.float(), largest)
+    weight_IO, scales_O = weight.to(dtype).T, scales_O1.flatten()
 
     def product(x: torch.Tensor) -> torch.Tensor:
-        # Seven bits of the inputs: with eight, sums overflow on processors that add pairs of products in 16 bits.
-        rows = x.float() if x.ndim > 1 else x.float().unsqueeze(0)
-        return torch.ops.quantized.linear_dynamic(rows, packed, True).view(*x.shape[:-1], len(scales))
+        tokens_NI, scales_N1 = _rounded(x.float().reshape(-1, x.shape[-1]), largest)
+        sums_NO = torch._int_mm(tokens_NI.to(dtype), weight_IO).float().mul_(scales_N1).mul_(scales_O)
+        return (sums_NO if bias is None else sums_NO.add_(bias)).view(*x.shape[:-1], len(scales_O))
 
     return product
+
+
+def _rounded(rows: torch.Tensor, largest: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows `(N, I)` as whole numbers up to `largest`, and the size of their steps `(N, 1)`."""
+    scales_N1 = rows.abs().amax(dim=1, keepdim=True).div_(largest).clamp_min_(torch.finfo(rows.dtype).tiny)
+    return (rows / scales_N1).round_(), scales_N1
