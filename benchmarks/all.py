@@ -23,18 +23,17 @@ from .timing import Row
 RESULTS = Path(__file__).with_name("RESULTS.md")
 HEAD = """# Speed beside Hugging Face
 
-Written by `python -m benchmarks.all`. Ratios are Hugging Face's time as it comes, divided by ours, and by its own at
-its best setting: above 1 is faster than the default. All have the same weights; their outputs are compared before
-their times.
+Written by `python -m benchmarks.all`. «Times as fast» is beside Hugging Face as it comes: its time divided by ours, and
+by its own at its best setting. All have the same weights; their outputs are compared before their times.
 """
-COLUMNS = ("work", "ours", "Hugging Face's best", "goal", "our time or rate", "note")
+COLUMNS = ("work", "ours: times as fast", "Hugging Face's best: times as fast", "goal", "our time or rate", "note")
 
 
 @dataclass
 class Options:
     """What to measure and where to write it."""
 
-    rows: list[str] = field(default_factory=list, metadata={"help": "Names of modules of benchmarks/rows; all."})
+    rows: list[str] = field(default_factory=list, metadata={"help": "Modules of benchmarks/rows, by default all."})
     rounds: int = field(default=3, metadata={"help": "Measured rounds, after one to warm up."})
     threads: int = field(default=torch.get_num_threads(), metadata={"help": "Threads of an operation."})
     output_file: str | None = field(
@@ -47,9 +46,11 @@ def main() -> None:
     (options,) = HfArgumentParser(Options, description=__doc__).parse_args_into_dataclasses()
     if unknown := set(options.rows) - set(names()):
         raise SystemExit(f"error: --rows {' '.join(sorted(unknown))}: there are {', '.join(names())}")
+    if options.rounds < 1:
+        raise SystemExit(f"error: --rounds {options.rounds} must be at least 1")
     torch.set_num_threads(options.threads)
     parts = [HEAD, "\n".join(machine.describe()) + "\n"]
-    print(parts[-1], flush=True)
+    print(*parts, sep="\n", flush=True)
     for name in options.rows or names():
         parts.append(in_new_process(name, options.rounds, options.threads))
         print(parts[-1], flush=True)

@@ -13,6 +13,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from .modeling.heads import has_more_to_its_call
+
 Precision = Literal["float32", "bfloat16", "int8"]
 Product = Callable[[torch.Tensor], torch.Tensor]
 Model = TypeVar("Model", bound=PreTrainedModel)
@@ -21,8 +23,8 @@ Model = TypeVar("Model", bound=PreTrainedModel)
 def pack(model: Model, precision: Precision = "float32") -> Model:
     """Replace the linear layers of a model on a CPU, in place, by packed ones: it can no longer learn or be saved.
 
-    Only the products are in another precision; norms, attention, residuals and caches stay in that of the model. The
-    weights of experts are no linear layers, and stay as they are.
+    Only the products are in another precision; norms, attention, residuals and caches stay in that of the model. What
+    does more than a product stays as it is: experts, other kinds of layers, and linear ones with hooks.
 
     Args:
         model: any Hugging Face model, from then on in `eval` mode and without gradients.
@@ -53,7 +55,7 @@ def pack(model: Model, precision: Precision = "float32") -> Model:
         (module, name, layer)
         for module in model.modules()
         for name, layer in module.named_children()
-        if type(layer) is nn.Linear  # what derives from it does more than a product
+        if type(layer) is nn.Linear and not has_more_to_its_call(layer)
     ]
     if not layers:
         raise ValueError(f"This {type(model).__name__} has no linear layers to pack.")
@@ -90,6 +92,7 @@ class PackedLinear(nn.Module):
     def __init__(self, linear: nn.Linear, precision: Precision) -> None:
         super().__init__()
         self.in_features, self.out_features, self.precision = linear.in_features, linear.out_features, precision
+        self.weight = linear.weight.detach().to("meta")  # models ask for its shape and dtype
         with torch.no_grad():
             make = _integer_product if precision == "int8" else _float_product
             self.product = make(linear, getattr(torch, precision))

@@ -92,13 +92,16 @@ class ClassifierOptions:
     )
     trainable_layers: int = field(
         default=-1,
-        metadata={"help": "Layers to train, from the top; those below and the embeddings stay as they are. -1: all."},
-    )
-    keep_frozen_states: bool = field(
-        default=True,
         metadata={
-            "help": "Compute the states of frozen layers once, without dropout, and keep them in a temporary file in "
-            "output_dir (Fratrie's models). False: in every epoch, with dropout."
+            "help": "Layers to train, from the top; those below and the embeddings stay as they are. 0: the head "
+            "alone; -1: all."
+        },
+    )
+    recompute_frozen_states: bool = field(
+        default=False,
+        metadata={
+            "help": "Compute the states of frozen layers in every epoch, with dropout. By default (Fratrie's models) "
+            "they are computed once, without dropout, and kept in a temporary file in output_dir."
         },
     )
     class_weights: Literal["none", "balanced"] = field(
@@ -237,7 +240,7 @@ def _finetune(current: Run) -> None:
 def _collator(current: Run) -> Collator:
     """Pads the tokens of texts, or their states where layers are frozen."""
     options, pad = current.options, DataCollatorWithPadding(current.tokenizer)
-    if not current.choices.keep_frozen_states:
+    if current.choices.recompute_frozen_states:
         return pad
     rows = current.rows["train"] + current.rows.get("validation", [])
     size, folder, progress = options.per_device_eval_batch_size, options.output_dir, not options.disable_progress

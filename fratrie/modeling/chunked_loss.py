@@ -43,9 +43,11 @@ def chunked_cross_entropy(
     if states.device.type == "cpu":  # elsewhere the host would have to wait for their number
         targets = (labels_N != IGNORED).nonzero()[:, 0]
         states_ND, labels_N = states_ND.index_select(0, targets), labels_N[targets]
-    if 4 * len(states_ND) * len(weight) <= CHUNK_BYTES:  # in one chunk the plain form is as small, and faster
+    dtype = _dtype_of_products(states)
+    # In one chunk the plain form is as small, and faster; in float16 sums of unscaled gradients would overflow.
+    if 4 * len(states_ND) * len(weight) <= CHUNK_BYTES or dtype == torch.float16:
         return token_cross_entropy(nn.functional.linear(states_ND, weight, bias), labels_N, num_items_in_batch)
-    total = _ChunkedCrossEntropy.apply(states_ND.to(_dtype_of_products(states)), weight, bias, labels_N)
+    total = _ChunkedCrossEntropy.apply(states_ND.to(dtype), weight, bias, labels_N)
     return total / count_targets(labels_N, num_items_in_batch)
 
 

@@ -84,10 +84,10 @@ class Router(nn.Module):
 def _uses_grouped_kernel(config: FratrieConfig, tokens: torch.Tensor) -> bool:
     """Whether experts are computed by the grouped kernel, the default; on a CPU the loop is as fast, or faster.
 
-    A compiled graph cannot hold the loop, which depends on the number of tokens of each expert.
+    A graph cannot hold the loop, which depends on the number of tokens of each expert.
     """
-    is_looped = tokens.device.type == "cpu" and not torch.compiler.is_compiling()
-    return config._experts_implementation == "grouped_mm" and not is_looped
+    in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return config._experts_implementation == "grouped_mm" and (in_graph or tokens.device.type != "cpu")
 
 
 class _ExpertsByDevice(ExpertsInterface):
@@ -151,7 +151,7 @@ class _Experts(nn.Module):
             if len(inputs)
         ]
         mixed_SD = torch.cat([*mixed, torch.zeros_like(other_rows)]).index_select(0, order_S.argsort())
-        mixed_NPD = mixed_SD.view(*top_k_index.shape, -1) * top_k_weights[..., None]
+        mixed_NPD = mixed_SD.view(*top_k_index.shape, self.hidden_dim) * top_k_weights[..., None]
         return mixed_NPD.sum(dim=1).to(hidden_states.dtype)
 
     def activate(self, projected: torch.Tensor) -> torch.Tensor:

@@ -172,15 +172,19 @@ def predict_tokens(
 
 def _is_weights_alone(head: nn.Module) -> bool:
     """Whether the weights say all that a call does; adapters, hooks, sharded weights and compiled graphs do more."""
-    hooks = (head._forward_pre_hooks, head._forward_hooks, head._backward_pre_hooks, head._backward_hooks)
     return (
         type(head) in (nn.Linear, BiasedOutputLayer)
         and type(head.weight) is nn.Parameter
-        and "forward" not in vars(head)
-        and not any(hooks)
+        and not has_more_to_its_call(head)
         and torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
     )
+
+
+def has_more_to_its_call(module: nn.Module) -> bool:
+    """Whether hooks, or a `forward` in the place of its own, would be passed over by who takes the weights alone."""
+    hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
+    return any(hooks) or "forward" in vars(module)
 
 
 def pool(hidden_states: torch.Tensor, real_tokens: torch.Tensor, pooling: str) -> torch.Tensor:

@@ -27,8 +27,8 @@ class BulkPipeline(Pipeline):
     Inputs are read in windows, `WINDOW` of them where their number is known, else `batch_size`, so that a live
     generator is never asked for more than the caller allows. A window is tokenised at once and passed through the
     model in batches of like length. Each input gets what it gets alone, in the order of the inputs; a mistake in one
-    is raised after the results before it. Where padding may change a result (models of others, or a tokenizer without
-    a padding token), Hugging Face's own iterator runs.
+    is raised after the results before it (one that a dataset raises, with its window). Where padding may change a
+    result (models of others, or a tokenizer without a padding token), Hugging Face's own iterator runs.
     """
 
     model: Any
@@ -44,6 +44,8 @@ class BulkPipeline(Pipeline):
         postprocess_params: dict[str, Any],
     ) -> Any:
         """The results of many inputs, lazily; `Pipeline.__call__` asks for them."""
+        if type(batch_size) is not int or batch_size < 1:
+            raise ValueError(f"batch_size={batch_size!r} must be a positive integer.")
         params = (preprocess_params, forward_params, postprocess_params)
         if not self._pads_exactly():
             return super().get_iterator(inputs, num_workers, batch_size, *params)
@@ -87,18 +89,30 @@ class BulkPipeline(Pipeline):
             own = list(islice(places, len(chunks)))
             for place in own:
                 if place not in outputs:
-                    batch = batches[place]
-                    outputs |= zip(batch, self._run_batch([rows[one] for one in batch], forward), strict=True)
+                    outputs |= self._run_rows(rows, batches, place, forward)
             results = [outputs.pop(place) for place in own]
             of_input: Any = results if isinstance(self, ChunkPipeline) else results[0]
             yield self.postprocess(of_input, **postprocess)
         if mistake is not None:
             raise mistake
 
+    def _run_rows(
+        self, rows: list[Row], batches: dict[int, list[int]], place: int, forward: dict[str, Any]
+    ) -> dict[int, Any]:
+        """What `forward` gives for a row, and for those that go with it."""
+        batch = batches[place]
+        try:
+            return dict(zip(batch, self._run_batch([rows[one] for one in batch], forward), strict=True))
+        except Exception:
+            if len(batch) == 1:
+                raise
+            batches |= {one: [one] for one in batch}  # the input at fault is found alone
+            return self._run_rows(rows, batches, place, forward)
+
     def _prepare(self, inputs: Sequence[Any], params: dict[str, Any]) -> tuple[list[list[Row]], Exception | None]:
         """The rows of each input, up to the first with a mistake."""
         try:
-            rows = self.preprocess_in_bulk(inputs, **params)
+            rows = self.preprocess_in_bulk(inputs, **params) if self._bulk_is_newest() else None
         except Exception:  # one by one, the input at fault is found
             rows = None
         if rows is not None:
@@ -112,6 +126,12 @@ class BulkPipeline(Pipeline):
             return prepared, mistake
         return prepared, None
 
+    def _bulk_is_newest(self) -> bool:
+        """Whether `preprocess_in_bulk` knows of `preprocess`, which a subclass may have of its own."""
+        methods = {"preprocess", "preprocess_in_bulk"}
+        newest = next(vars(base).keys() for base in type(self).__mro__ if methods & vars(base).keys())
+        return "preprocess_in_bulk" in newest
+
     def _run_batch(self, rows: list[Row], params: dict[str, Any]) -> list[Any]:
         """What `forward` gives for each row."""
         if len(rows) == 1:
@@ -124,14 +144,16 @@ class BulkPipeline(Pipeline):
         else:
             spans = [slice(own) for own in tokens]
         outputs = self.forward(batch, **params)
-        # What has no rows, such as a loss or the states of all layers, is read by no task.
-        kept = {name: value for name, value in outputs.items() if value is None or _has_rows(value, len(rows))}
+        # The states of all layers, in a tuple, are read by no task.
+        kept = {name: value for name, value in outputs.items() if not isinstance(value, tuple)}
         of_tokens = {name for name, value in kept.items() if name in names or _is_per_token(value, length)}
 
         def part(name: str, place: int) -> Any:
             value = kept[name]
+            if not _has_rows(value, len(rows)):
+                return value
             if not isinstance(value, torch.Tensor):
-                return value and value[place]
+                return value[place]
             row = value[place : place + 1]
             return row[:, spans[place]] if name in of_tokens else row
 
@@ -178,11 +200,14 @@ class BulkResults(IterableDataset):
 
 
 def plan_rows(rows: Sequence[Row]) -> Iterator[list[int]]:
-    """Which rows to pass together: those with the same entries, and without a mask those that need no padding."""
+    """Which rows to pass together: those with the same entries, and without a mask those that need no padding.
+
+    What is several rows already goes alone.
+    """
     groups = defaultdict(list)
     for place, row in enumerate(rows):
-        names = frozenset(row)
-        groups[names, None if "attention_mask" in names else _tokens(row)].append(place)
+        names, alone = frozenset(row), place if len(row["input_ids"]) > 1 else None
+        groups[names, alone, None if "attention_mask" in names else _tokens(row)].append(place)
     for places in groups.values():
         for batch in plan_batches([_tokens(rows[place]) for place in places]):
             yield [places[one] for one in batch]

@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel
 
+from fratrie.modeling.base_configuration import FratrieBaseConfig
+
 from .batches import Collator, seed_all
 from .objective import Objective
 from .tracking import progress_bar
@@ -98,16 +100,27 @@ def predict(
     return torch.cat([logits for _, logits, _ in ordered])[order], torch.cat(known)[order] if known else None
 
 
-class CacheSwitch:
-    """Turns the key-value caches of a model off: they cost memory, and with one, packed documents leak."""
+# Caches cost memory, and with one, packed documents leak.
+_WHILE_TRAINING = {"use_cache": False}
+# Nobody reads logits of our language models then, but their loss.
+_OURS_WHILE_TRAINING = {**_WHILE_TRAINING, "sparse_prediction": True, "chunked_loss": True}
+
+
+class ConfigSwitch:
+    """What the configs of a model say while it is trained or evaluated, and what they said before."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         configs = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}
-        self.given = [(config, config.use_cache) for config in configs.values() if hasattr(config, "use_cache")]
+        self.fields = [
+            (config, name, getattr(config, name), value)
+            for config in configs.values()
+            for name, value in _fields_while_training(config).items()
+            if hasattr(config, name)
+        ]
 
     @contextmanager
-    def off(self) -> Iterator[None]:
-        """No cache inside the context."""
+    def on(self) -> Iterator[None]:
+        """The values for training inside the context."""
         self._set(given=False)
         try:
             yield
@@ -116,7 +129,7 @@ class CacheSwitch:
 
     @contextmanager
     def as_given(self) -> Iterator[None]:
-        """Inside `off`, the configs as the model came, for saving them."""
+        """Inside `on`, the configs as the model came, for saving them."""
         self._set(given=True)
         try:
             yield
@@ -124,8 +137,12 @@ class CacheSwitch:
             self._set(given=False)
 
     def _set(self, given: bool) -> None:
-        for config, value in self.given:
-            config.use_cache = value if given else False
+        for config, name, before, value in self.fields:
+            setattr(config, name, before if given else value)
+
+
+def _fields_while_training(config: Any) -> dict[str, bool]:
+    return _OURS_WHILE_TRAINING if isinstance(config, FratrieBaseConfig) else _WHILE_TRAINING
 
 
 @contextmanager
@@ -134,7 +151,7 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
     training = model.training
     model.eval()
     try:
-        with torch.no_grad(), CacheSwitch(model).off():
+        with torch.no_grad(), ConfigSwitch(model).on():
             yield
     finally:
         model.train(training)

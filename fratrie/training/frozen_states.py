@@ -9,7 +9,6 @@ import itertools
 import logging
 import mmap
 import os
-import shutil
 import tempfile
 from dataclasses import dataclass
 from typing import Any
@@ -121,7 +120,7 @@ def keep_states(
         for start in range(0, len(texts), batch_size):
             batch = texts[start : start + batch_size]
             padded = send_to_device(pad([inputs[text] for text in batch]), accelerator.device)
-            states_BTD = stack(**padded).last_hidden_state
+            states_BTD = stack(**padded, return_dict=True).last_hidden_state
             if kept_ND is None:
                 kept_ND = _map_file((ends[-1], states_BTD.shape[-1]), states_BTD.dtype, folder)
             place = slice(spans[batch[0]].start, spans[batch[-1]].stop)
@@ -129,7 +128,7 @@ def keep_states(
             bar.update(len(batch))
     assert kept_ND is not None
     logger.info(
-        "%d layers are frozen: their states of %d texts are kept in a temporary file of %.1f MB",
+        "frozen layers: %d; their states of %d texts are kept in a temporary file of %.1f MB",
         *(depth, len(texts), kept_ND.nbytes / 1e6),
     )
     return FrozenStates(pad, depth, _digest(stack), kept_ND, spans)
@@ -147,14 +146,15 @@ def _lower_part(stack: FratrieStack, depth: int) -> FratrieStack:
 
 
 def _map_file(shape: tuple[int, int], dtype: torch.dtype, folder: str | os.PathLike[str]) -> Tensor:
-    size, free = shape[0] * shape[1] * dtype.itemsize, shutil.disk_usage(folder).free
-    if size > free:  # a full disk would kill the process while it writes into the map
-        raise ValueError(
-            f"the states of frozen layers take {size / 1e9:.1f} GB, but {folder} has {free / 1e9:.1f} GB free: choose "
-            "another output_dir, or compute them in every epoch with --keep_frozen_states false"
-        )
+    size = shape[0] * shape[1] * dtype.itemsize
     with tempfile.TemporaryFile(dir=folder) as file:
-        file.truncate(size)
+        try:  # a disk that fills up later would kill the process while it writes into the map
+            os.posix_fallocate(file.fileno(), 0, size)
+        except OSError as error:
+            raise ValueError(
+                f"{folder} has no room for the states of frozen layers, {size / 1e9:.1f} GB ({error}): choose another "
+                "output_dir, or compute them in every epoch with --recompute_frozen_states"
+            ) from error
         return torch.frombuffer(mmap.mmap(file.fileno(), size), dtype=dtype).view(shape)
 
 

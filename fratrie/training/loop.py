@@ -33,7 +33,7 @@ from .. import files
 from ..export import export_code, takes_code
 from . import checkpoint
 from .batches import Collator, EpochBatches, MicroBatch, StepShape, StreamBatches, seed_all
-from .evaluation import CacheSwitch, evaluating
+from .evaluation import ConfigSwitch, evaluating
 from .fingerprint import differences, digest_of, fingerprint_rows, fingerprint_tokenizer
 from .launch import LOG_FOLDER, create_accelerator, open_run, sole_use
 from .objective import Objective
@@ -300,7 +300,7 @@ class _Run:
         self.run_config, self.stop, self.has_begun = run_config, StopRequest(), False
         self.opened, self.earlier_seconds = time.perf_counter(), 0.0
         self.saved: Path | None = None  # the checkpoint that has the present weights and moments
-        self.objective, self.cache, self.throughput = Objective(model), CacheSwitch(model), Throughput()
+        self.objective, self.switch, self.throughput = Objective(model), ConfigSwitch(model), Throughput()
         self.model, self.state, self.folder = model, _State(), Path(options.output_dir)
         epoch_steps = batches.steps_per_epoch or 0
         by_epochs = math.ceil(options.num_train_epochs * epoch_steps)
@@ -339,7 +339,7 @@ class _Run:
         self.model.train()
         try:
             with stopping_after_the_step() as self.stop:
-                with self.cache.off(), self._progress() as progress:
+                with self.switch.on(), self._progress() as progress:
                     self._take_steps(progress)
                 self._begin()
                 result = self._finish(with_code)
@@ -543,7 +543,7 @@ class _Run:
             "stream": self.batches.state(),
         }
         path = self.folder / f"checkpoint-{self.state.step}"
-        with self.throughput.pause(), self.cache.as_given():
+        with self.throughput.pause(), self.switch.as_given():
             if self.saved and self.saved.resolve() == path.resolve():
                 checkpoint.replace_state(path, state, self.accelerator)
             else:

@@ -145,7 +145,7 @@ def build_model(objective: ObjectiveName, config: PreTrainedConfig) -> PreTraine
         )
     try:
         check_memory(partial(auto.from_config, trust_remote_code=False), config)
-        return _ready(auto.from_config(config, trust_remote_code=False))
+        return auto.from_config(config, trust_remote_code=False)
     except (ValueError, *LOADING_ERRORS) as error:
         raise ValueError(f"the model {config.model_type} cannot be built: {reason_of(error)}") from error
 
@@ -166,13 +166,6 @@ def open_model(objective: ObjectiveName, folder: str) -> PreTrainedModel:
         )
     except (ValueError, *LOADING_ERRORS) as error:
         raise ValueError(f"{folder} cannot be opened for --objective {objective}: {reason_of(error)}") from error
-    return _ready(model)
-
-
-def _ready(model: PreTrainedModel) -> PreTrainedModel:
-    for name in ("sparse_prediction", "chunked_loss"):
-        if hasattr(model.config, name):
-            setattr(model.config, name, True)
     return model
 
 

@@ -223,3 +223,11 @@ def test_compiled_graphs_stay_whole():
     model, states, labels = build("decoder with a head of its own"), torch.randn(3, 5, 8).double(), IDS
     compiled = torch.compile(predict_tokens, fullgraph=True, backend="eager")
     close(compiled(model, states, labels, None)[0], predict_tokens(model, states, labels, None)[0])
+
+
+def test_sums_in_float16_would_overflow_and_are_left_to_the_plain_form():
+    states, weight = torch.full((20_000, 8), 10.0), torch.zeros(50, 8, requires_grad=True)
+    with torch.autocast("cpu", torch.float16):
+        loss = chunked_cross_entropy(states, weight, None, torch.zeros(20_000, dtype=torch.long))
+    loss.backward()
+    assert weight.grad.isfinite().all()

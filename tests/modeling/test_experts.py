@@ -1,6 +1,7 @@
 """Mixture of experts: every implementation equals a loop over tokens; the balancing losses equal closed forms."""
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -671,3 +672,16 @@ def test_dense_layers_alone_keep_their_last_matrix_in_float32(tmp_path):
     tokens = torch.full((1, 3, 16), 0.5)
     for layer, exact in zip(loaded.layers, model.layers, strict=True):
         close(layer.feed_forward(tokens.half()).double(), exact.feed_forward(tokens.double()), 0.02)
+
+
+@torch.no_grad()
+def test_no_token_and_a_traced_graph():
+    """The loop depends on the tokens of each expert, which a trace would freeze."""
+    settings = {**SPARSE, "experts_implementation": "grouped_mm", "return_dict": False, "use_cache": False}
+    model = FratrieDecoderForCausalLM(FratrieDecoderConfig(**settings)).eval()
+    assert model.model.layers[0].feed_forward(torch.zeros(0, 16)).shape == (0, 16)
+    ids, others = torch.randint(1, VOCAB, (2, 2, 6))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(model, (ids,), strict=False, check_trace=False)
+    torch.testing.assert_close(traced(others)[0], model(others)[0], rtol=1e-4, atol=1e-4)

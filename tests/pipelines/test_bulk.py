@@ -235,3 +235,44 @@ def test_batches_hold_each_row_once_within_their_budget(lengths, max_rows):
             own = [lengths[place] for place in batch]
             assert len(own) == 1 or (max(own) * len(own) <= bulk.TOKENS_PER_BATCH and min(own) > 0)
             assert len(own) <= (most or len(own))
+
+
+def test_a_batch_that_fails_loses_no_other_result(both, tokenizer):
+    """A text that is too long for the model is found alone, and after the results before it."""
+    ours, _ = both("text-classification")
+    longest = len(tokenizer(LONG)["input_ids"])
+    assert longest > 64
+    found, stream = [], iter(bulk.BulkResults(ours, [TEXTS[0], LONG, TEXTS[4]], 0, 1, ({}, {}, {"top_k": 1, "_legacy": False})))
+    found.append(next(stream))
+    with pytest.raises(ValueError, match="max_position_embeddings"):
+        next(stream)
+    assert_close(found, [ours(TEXTS[0], top_k=1)])
+
+
+@pytest.mark.parametrize("batch_size", [0, -1, 2.0])
+def test_a_batch_holds_some_texts(both, batch_size):
+    for inputs in (TEXTS, (text for text in TEXTS)):
+        with pytest.raises(ValueError, match="must be a positive integer"):
+            list(both("text-classification")[0](inputs, batch_size=batch_size))
+
+
+def test_inputs_of_several_rows_go_alone(both):
+    ours, theirs = both("feature-extraction")
+    inputs = [["Oui", "Non"], "Oui", ["Non", "Oui"]]
+    assert_close(ours(inputs), theirs(inputs))
+
+
+def test_what_a_subclass_changes_holds_for_many_texts(both):
+    class Loud(sentence_tasks.TextClassificationPipeline):
+        def preprocess(self, inputs, **params):
+            return super().preprocess(inputs.upper(), **params)
+
+        def _forward(self, model_inputs):
+            return {**super()._forward(model_inputs), "number": 3}
+
+        def postprocess(self, model_outputs, **params):
+            return model_outputs["number"], super().postprocess(model_outputs, **params)
+
+    ours, _ = both("text-classification")
+    loud = Loud(model=ours.model, tokenizer=ours.tokenizer)
+    assert_close(loud(TEXTS), [(3, result) for result in ours([text.upper() for text in TEXTS])])

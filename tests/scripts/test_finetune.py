@@ -129,7 +129,7 @@ def test_frozen_layers_keep_their_weights(finetune, samples):
     same = {name for name in before if torch.equal(before[name], after[name])}
     assert same == {name for name in before if "layers.1." not in name}
     assert any("layers.0." in name for name in same) and any("embed_tokens" in name for name in same)
-    assert "1 layers are frozen: their states of " in stderr
+    assert "frozen layers: 1; their states of " in stderr
 
 
 def test_the_kernel_of_attention_is_chosen_for_training_alone(finetune, samples, monkeypatch):

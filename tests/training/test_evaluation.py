@@ -7,7 +7,7 @@ from accelerate.state import AcceleratorState
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from fratrie.training.collators import PackedCausalCollator
-from fratrie.training.evaluation import CacheSwitch, evaluate_loss, evaluating, perplexity, predict
+from fratrie.training.evaluation import ConfigSwitch, evaluate_loss, evaluating, perplexity, predict
 
 DOCUMENTS = [[1, 5, 9, 2], [1, 7, 7, 7, 8, 2], [1, 3, 2], [1, 4, 6, 2]]
 
@@ -82,9 +82,9 @@ def test_evaluating_restores_the_mode(model):
     assert not model.training and torch.is_grad_enabled() and model.config.use_cache
 
 
-def test_cache_switch_shows_the_given_value_within(model):
-    switch = CacheSwitch(model)
-    with switch.off():
+def test_the_switch_shows_the_given_value_within(model):
+    switch = ConfigSwitch(model)
+    with switch.on():
         with switch.as_given():
             assert model.config.use_cache
         assert not model.config.use_cache

@@ -1,6 +1,6 @@
+import errno
 import logging
-import shutil
-from collections import namedtuple
+import os
 
 import pytest
 import torch
@@ -143,12 +143,12 @@ def test_states_lie_in_the_place_of_tokens(tmp_path, caplog):
     caplog.set_level(logging.INFO, "fratrie")
     accelerator, tokenizer = create_accelerator(options(tmp_path)), TOKENIZERS["decoder"]
     texts, pad = rows(tokenizer), DataCollatorWithPadding(tokenizer)
-    model = classifier(sibling="decoder", **HIDDEN_DROPOUT).train()
+    model = classifier(sibling="decoder", return_dict=False, **HIDDEN_DROPOUT).train()
     collator = keep_states(model, accelerator, texts, pad, 3, tmp_path)
     assert model.training and model.model.layers[0].training
     number = sum(len(row["input_ids"]) for row in texts) - len(texts[4]["input_ids"])  # it is the first one again
     assert collator.states_ND.shape == (number, 16)
-    assert f"2 layers are frozen: their states of 7 texts are kept in a temporary file of {number * 64 / 1e6:.1f}" in (
+    assert f"frozen layers: 2; their states of 7 texts are kept in a temporary file of {number * 64 / 1e6:.1f}" in (
         caplog.text
     )
     assert not any(path.is_file() for path in tmp_path.rglob("*"))  # the file has no name
@@ -157,7 +157,7 @@ def test_states_lie_in_the_place_of_tokens(tmp_path, caplog):
     with torch.no_grad():
         states = (
             model.eval()
-            .model(**{**padded, "labels": None}, use_cache=False, output_hidden_states=True)
+            .model(**{**padded, "labels": None}, use_cache=False, output_hidden_states=True, return_dict=True)
             .hidden_states[2]
         )
     torch.testing.assert_close(batch["inputs_embeds"], states)
@@ -165,9 +165,11 @@ def test_states_lie_in_the_place_of_tokens(tmp_path, caplog):
 
 
 def test_a_file_without_room_is_refused(tmp_path, monkeypatch):
-    usage = namedtuple("usage", "free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(1000))
-    with pytest.raises(ValueError, match=r"has 0.0 GB free: choose another output_dir, or .*--keep_frozen_states"):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(ValueError, match=r"has no room .*: choose another output_dir, or .*--recompute_frozen_states"):
         run(tmp_path, classifier())
 
 
