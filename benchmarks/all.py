@@ -23,8 +23,8 @@ from .timing import Row
 RESULTS = Path(__file__).with_name("RESULTS.md")
 HEAD = """# Speed beside Hugging Face
 
-Written by `python -m benchmarks.all`. «Times as fast» is beside Hugging Face as it comes: its time divided by ours, and
-by its own at its best setting. All have the same weights; their outputs are compared before their times.
+Written by `python -m benchmarks.all`. «Times as fast» is beside Hugging Face as it comes: its time divided by ours,
+and by its own at its best setting. All have the same weights; their outputs are compared before their times.
 """
 COLUMNS = ("work", "ours: times as fast", "Hugging Face's best: times as fast", "goal", "our time or rate", "note")
 

@@ -66,24 +66,21 @@ def pack(model: Model, precision: Precision = "float32") -> Model:
 
 
 def place(model: Model, device: torch.device, precision: Precision | None = None) -> Model:
-    """Move a model to the device that is to run it, with its products in `precision`: on a CPU by packed layers.
+    """Move a model to the device that is to run it, its linear layers packed on a CPU where a precision is asked for.
 
     Args:
         model: any Hugging Face model.
         device: of the run.
-        precision: by default that of the weights, which are then not packed.
+        precision: in `"bfloat16"` the whole model is, with `"int8"` the products alone; by default as the weights are.
 
     Raises:
         ValueError: as `pack`, and for `"int8"` on another device than a CPU.
     """
-    model = cast(Any, model).to(device)
-    if precision is None:
-        return model
-    if device.type == "cpu":
-        return pack(model, precision)
-    if precision == "int8":
+    if precision == "int8" and device.type != "cpu":
         raise ValueError(f"precision='int8' is for a CPU, not for {device}: use 'bfloat16'.")
-    return cast(Any, model).to(getattr(torch, precision))
+    dtype = model.dtype if precision in (None, "int8") else getattr(torch, str(precision))
+    model = cast(Any, model).to(device, dtype)
+    return pack(model, precision) if precision and device.type == "cpu" else model
 
 
 class PackedLinear(nn.Module):

@@ -19,7 +19,7 @@ WAYS: dict[str, tuple[Callable[[PreTrainedModel], PreTrainedModel], float]] = {
     "float32": (lambda model: model, 6.0),
     "weights in bfloat16": (lambda model: model.to(torch.bfloat16), 9.0),
     "packed float32": (pack, 6.0),
-    "packed bfloat16": (partial(pack, precision="bfloat16"), 9.0),
+    "packed in bfloat16": (lambda model: pack(model.to(torch.bfloat16), "bfloat16"), 9.0),
     "packed int8": (partial(pack, precision="int8"), 12.0),
 }
 

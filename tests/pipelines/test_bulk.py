@@ -242,7 +242,8 @@ def test_a_batch_that_fails_loses_no_other_result(both, tokenizer):
     ours, _ = both("text-classification")
     longest = len(tokenizer(LONG)["input_ids"])
     assert longest > 64
-    found, stream = [], iter(bulk.BulkResults(ours, [TEXTS[0], LONG, TEXTS[4]], 0, 1, ({}, {}, {"top_k": 1, "_legacy": False})))
+    params = ({}, {}, {"top_k": 1, "_legacy": False})
+    found, stream = [], iter(bulk.BulkResults(ours, [TEXTS[0], LONG, TEXTS[4]], 0, 1, params))
     found.append(next(stream))
     with pytest.raises(ValueError, match="max_position_embeddings"):
         next(stream)
