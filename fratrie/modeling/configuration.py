@@ -142,9 +142,9 @@ class FratrieConfig(FratrieBaseConfig):
         tie_word_embeddings: let the output layer share the input embedding.
         initializer_range: standard deviation of the initial weights.
         unpad_inputs: take padding out of a batch before the first layer (equal outputs for real tokens, less work).
-        chunked_loss: in training, compute the loss of the language-model head a chunk of rows at a time, faster and at
-            a fraction of the memory; there are no `logits` then. Compiled graphs, and output layers that carry
-            adapters or hooks or are sharded, compute them all the same.
+        chunked_loss: in training, compute the loss of the language-model head a chunk of rows at a time, at a fraction
+            of the memory; there are no `logits` then. Compiled graphs, and output layers that carry adapters or hooks
+            or are sharded, compute them all the same.
         pad_token_id, bos_token_id, eos_token_id: special tokens.
         classifier_pooling: what a sentence is classified by: its `"first"` token, the `"mean"` or the `"last"` of its
             real tokens.
