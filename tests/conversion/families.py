@@ -30,7 +30,7 @@ GPT2 = {
 }
 DECODER = {**ENCODER, "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 SLIDING = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}
-EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
 DEEPSEEK = {
     **DECODER,
     "num_key_value_heads": None,
@@ -43,7 +43,7 @@ DEEPSEEK = {
     "num_experts_per_tok": 3,
     "n_group": 4,
     "topk_group": 2,
-    "moe_intermediate_size": 16,
+    "moe_intermediate_size": 12,
     "first_k_dense_replace": 1,
 }
 SEQ2SEQ = {
