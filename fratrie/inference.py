@@ -78,8 +78,9 @@ def place(model: Model, device: torch.device, precision: Precision | None = None
     """
     if precision == "int8" and device.type != "cpu":
         raise ValueError(f"precision='int8' is for a CPU, not for {device}: use 'bfloat16'.")
-    dtype = model.dtype if precision in (None, "int8") else getattr(torch, str(precision))
-    model = cast(Any, model).to(device, dtype)
+    model = cast(Any, model).to(device)
+    if precision in ("float32", "bfloat16"):
+        model = cast(Any, model).to(getattr(torch, precision))
     return pack(model, precision) if precision and device.type == "cpu" else model
 
 

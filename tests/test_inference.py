@@ -161,3 +161,11 @@ def test_layers_with_hooks_stay_as_they_are():
     packed = pack(model)
     assert type(packed.lm_head) is nn.Linear and type(packed.model.layers[0].mixer.q_proj) is PackedLinear
     torch.testing.assert_close(packed(ids).logits, plain + 100)
+
+
+def test_a_model_of_several_dtypes_keeps_them_unless_a_precision_is_asked_for():
+    for precision in (None, "int8"):
+        model = decoder().to(torch.bfloat16)
+        model.model.norm.float()  # as families keep some weights in half precision
+        placed = place(model, torch.device("cpu"), precision)
+        assert placed.dtype == torch.bfloat16 and placed.model.norm.weight.dtype == torch.float32
