@@ -225,7 +225,8 @@ def test_compiled_graphs_stay_whole():
     close(compiled(model, states, labels, None)[0], predict_tokens(model, states, labels, None)[0])
 
 
-def test_sums_in_float16_would_overflow_and_are_left_to_the_plain_form():
+def test_sums_in_float16_would_overflow_and_are_left_to_the_plain_form(monkeypatch):
+    monkeypatch.setattr(chunked_loss, "CHUNK_BYTES", 4 * 50 * 19_999)  # two chunks
     states, weight = torch.full((20_000, 8), 10.0), torch.zeros(50, 8, requires_grad=True)
     with torch.autocast("cpu", torch.float16):
         loss = chunked_cross_entropy(states, weight, None, torch.zeros(20_000, dtype=torch.long))
