@@ -1,5 +1,6 @@
 """What the rows of the table share: the row, times of candidates that take turns, and the peak of memory."""
 
+import ctypes
 import re
 import statistics
 import time
@@ -75,6 +76,7 @@ def peak_memory(work: Callable[[], object]) -> int:
         work()
         synchronise()
         return torch.cuda.max_memory_allocated() - before
+    ctypes.CDLL(None).malloc_trim(0)  # what was freed, but is held for later, would hide a part of the peak
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew (proc(5))
     before = _status_bytes("VmRSS")
     work()
