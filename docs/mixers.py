@@ -1,0 +1,69 @@
+"""Draws what each mixer lets a token see: `python docs/mixers.py` writes `docs/mixers.png`.
+
+Nothing is drawn by hand: a layer of the model is built, and a pixel shows how much the output of one token (row)
+changes with the input of another (column), by gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+
+from fratrie import FratrieDecoderConfig, FratrieDecoderModel, FratrieEncoderConfig, FratrieEncoderModel
+from fratrie.modeling.layout import Rows
+from fratrie.modeling.masks import GivenMask
+from fratrie.modeling.mixers import MIXERS
+
+TOKENS = 32
+COLUMNS = 7
+SIZES = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1, "position_type": "none", "vocab_size": 8}
+# Sizes at which a pattern shows within a few tokens.
+FIELDS: dict[str, dict[str, Any]] = {"latent": {"kv_lora_rank": 16}}
+SLIDING: dict[str, Any] = {"layer_types": ["sliding_attention"], "sliding_window": 5}
+
+
+def main() -> None:
+    """Draw every mixer in both directions, where it has them."""
+    panels = {name: {"mixer_types": [name], **FIELDS.get(name, {})} for name in MIXERS}
+    panels = {"softmax": panels.pop("softmax"), "softmax, sliding": SLIDING, **panels}
+    blocks = math.ceil(len(panels) / COLUMNS)
+    figure = Figure(figsize=(1.5 * COLUMNS, 3.3 * blocks), layout="constrained")
+    for index, (name, fields) in enumerate(panels.items()):
+        block, column = divmod(index, COLUMNS)
+        for below, is_causal in enumerate((True, False)):
+            axes = figure.add_subplot(2 * blocks, COLUMNS, (2 * block + below) * COLUMNS + column + 1)
+            axes.set(xticks=[], yticks=[])
+            if is_causal:
+                axes.set_title(name, fontsize="small")
+            if not column:
+                axes.set_ylabel("causal" if is_causal else "bidirectional", fontsize="small")
+            mixer = MIXERS[name.partition(",")[0]]
+            if mixer.runs_causal if is_causal else mixer.runs_bidirectional:
+                axes.imshow(influence(is_causal, fields).log1p(), cmap="Blues", vmin=0)
+            else:
+                axes.text(0.5, 0.5, "–", ha="center", va="center", transform=axes.transAxes)
+    figure.savefig(Path(__file__).with_name("mixers.png"), dpi=100)
+
+
+def influence(is_causal: bool, fields: dict[str, Any]) -> torch.Tensor:
+    """How much the output of token T changes with the input of token S, `(T, S)`, the largest in each row being 1."""
+    torch.manual_seed(0)
+    config_class, model_class = (
+        (FratrieDecoderConfig, FratrieDecoderModel) if is_causal else (FratrieEncoderConfig, FratrieEncoderModel)
+    )
+    model = model_class(config_class(**SIZES, **fields, initializer_range=0.2)).eval()
+    states = torch.randn(1, TOKENS, SIZES["hidden_size"], requires_grad=True)
+    layout = Rows(shape=(1, TOKENS), given=GivenMask.read(None))
+    model.complete(layout, states, None)
+    mixed, _ = model.layers[0].mixer(states, layout)
+    rows = [torch.autograd.grad(mixed[0, token].sum(), states, retain_graph=True)[0] for token in range(TOKENS)]
+    seen = torch.stack([row[0].norm(dim=-1) for row in rows])
+    return (seen > 0) * (0.15 + seen / seen.amax(dim=1, keepdim=True))
+
+
+if __name__ == "__main__":
+    main()
