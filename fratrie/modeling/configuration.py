@@ -78,7 +78,7 @@ class FratrieConfig(FratrieBaseConfig):
         gated_feed_forward: gate the feed-forward (GLU variants, Shazeer 2020): SwiGLU with `hidden_act="silu"`,
             GeGLU with `"gelu"`.
         feed_forward_bias, attention_bias, attention_output_bias, norm_bias: biases of the feed-forward, of query,
-            key and value, of the attention output, of LayerNorm.
+            key and value (of recurrent mixers, all), of the attention output, of LayerNorm.
         attention_scale: factor of the attention scores; `head_dim ** -0.5` by default.
         query_key_norm: norm of each query and key head (Henry et al. 2020).
         kv_lora_rank: let the full-attention layers keep keys and values as a latent vector of this size per
@@ -108,8 +108,8 @@ class FratrieConfig(FratrieBaseConfig):
         sliding_window: reach of the sliding layers: the last `sliding_window` tokens where causal (two at least),
             that many to each side where bidirectional. Other layers do not read it.
         linear_chunk_size: longest chunk of the causal linear attention, in tokens; changes speed and memory only.
-        linear_feature_map: what linear attention has in place of the exponential of a score: the product of queries
-            and keys under `"elu"` (elu(x) + 1), `"relu"`, or `"exp"` (that of keys between e^-30 and e^30).
+        linear_feature_map: the map φ of linear attention, which weighs a key by φ(q)·φ(k): `"elu"` (elu(x) + 1),
+            `"relu"`, or `"exp"` (numbers of keys cut to ±30 before).
         performer_num_features: random features of a head in the mixer `"performer"` (Choromanski et al. 2021), which
             estimates softmax attention the better the more it has; by default `head_dim * ceil(ln(head_dim))`.
         performer_seed: what they are drawn by, for each layer and head its own; 0 by default.

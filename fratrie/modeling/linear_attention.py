@@ -1,11 +1,11 @@
 """Linear attention: the softmax replaced by a feature map, so that the cost grows with the length, not its square.
 
-With a feature map φ, the output of a query is φ(q)ᵀ Σ φ(k) vᵀ ÷ φ(q)ᵀ Σ φ(k) (Katharopoulos et al. 2020, whose map is
-elu(x) + 1). The two sums, over all keys or over the past ones, are all that a decoder has to remember. A column of ones
-beside the values keeps both in one state.
+With a feature map φ, the output of a query is φ(q)ᵀ Σ φ(k) vᵀ ÷ φ(q)ᵀ Σ φ(k) (Katharopoulos et al. 2020, whose map
+is elu(x) + 1). The two sums, over all keys or over the past ones, are all that a decoder has to remember. A column of
+ones beside the values keeps both in one state.
 
-Shapes: B batch, T queries, S keys, H heads, K key-value heads, C head size, F features of a head, J chunks, M tokens of
-a chunk; W = C + 1, values and their ones.
+Shapes: B batch, T queries, S keys, H heads, K key-value heads, C head size, F features of a head, J chunks, M tokens
+of a chunk; W = C + 1, values and their ones.
 """
 
 from typing import Any, ClassVar
