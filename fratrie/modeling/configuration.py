@@ -27,6 +27,7 @@ Pooling = Literal["first", "mean", "last"]
 SinusoidLayout = Literal["interleaved", "halves"]
 RouterScoring = Literal["softmax", "sigmoid"]
 RouterLossScope = Literal["layer", "model"]
+FeatureMap = Literal["elu", "relu", "exp"]
 
 
 def norm_slots(position: Literal["pre", "post", "sandwich"], norm: NormType = "layer_norm") -> dict[str, Any]:
@@ -77,7 +78,7 @@ class FratrieConfig(FratrieBaseConfig):
         gated_feed_forward: gate the feed-forward (GLU variants, Shazeer 2020): SwiGLU with `hidden_act="silu"`,
             GeGLU with `"gelu"`.
         feed_forward_bias, attention_bias, attention_output_bias, norm_bias: biases of the feed-forward, of query,
-            key and value, of the attention output, of LayerNorm.
+            key and value (of recurrent mixers, all), of the attention output, of LayerNorm.
         attention_scale: factor of the attention scores; `head_dim ** -0.5` by default.
         query_key_norm: norm of each query and key head (Henry et al. 2020).
         kv_lora_rank: let the full-attention layers keep keys and values as a latent vector of this size per
@@ -107,6 +108,11 @@ class FratrieConfig(FratrieBaseConfig):
         sliding_window: reach of the sliding layers: the last `sliding_window` tokens where causal (two at least),
             that many to each side where bidirectional. Other layers do not read it.
         linear_chunk_size: longest chunk of the causal linear attention, in tokens; changes speed and memory only.
+        linear_feature_map: the map φ of linear attention, which weighs a key by φ(q)·φ(k): `"elu"` (elu(x) + 1),
+            `"relu"`, or `"exp"` (numbers of keys cut to ±30 before).
+        performer_num_features: random features of a head in the mixer `"performer"` (Choromanski et al. 2021), which
+            estimates softmax attention the better the more it has; by default `head_dim * ceil(ln(head_dim))`.
+        performer_seed: what they are drawn by, for each layer and head its own; 0 by default.
         mixer_input_norm, mixer_output_norm, feed_forward_input_norm, feed_forward_output_norm: `"layer_norm"`,
             `"rms_norm"` or `None` in the four slots of a block. `norm_slots` fills them for the usual layouts.
         first_input_norm: whether the first block, too, has the norm before its mixer; ModernBERT leaves it out, its
@@ -196,6 +202,9 @@ class FratrieConfig(FratrieBaseConfig):
     mixer_types: list[str] | None = None
     sliding_window: int | None = None
     linear_chunk_size: int = 64
+    linear_feature_map: FeatureMap = "elu"
+    performer_num_features: int | None = None
+    performer_seed: int | None = None
 
     mixer_input_norm: NormType | None = None
     mixer_output_norm: NormType | None = None

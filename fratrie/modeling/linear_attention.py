@@ -1,14 +1,14 @@
 """Linear attention: the softmax replaced by a feature map, so that the cost grows with the length, not its square.
 
-With φ(x) = elu(x) + 1, the output of a query is φ(q)ᵀ Σ φ(k) vᵀ ÷ φ(q)ᵀ Σ φ(k) (Katharopoulos et al. 2020). The two
-sums, over all keys or over the past ones, are all that a decoder has to remember. A column of ones beside the values
-keeps both in one state.
+With a feature map φ, the output of a query is φ(q)ᵀ Σ φ(k) vᵀ ÷ φ(q)ᵀ Σ φ(k) (Katharopoulos et al. 2020, whose map
+is elu(x) + 1). The two sums, over all keys or over the past ones, are all that a decoder has to remember. A column of
+ones beside the values keeps both in one state.
 
-Shapes: B batch, T queries, S keys, H heads, K key-value heads, C head size, J chunks, M tokens of a chunk; W = C + 1,
-values and their ones.
+Shapes: B batch, T queries, S keys, H heads, K key-value heads, C head size, F features of a head, J chunks, M tokens
+of a chunk; W = C + 1, values and their ones.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -19,10 +19,19 @@ from .configuration import FratrieConfig
 from .layout import Layout
 from .mixer import AttentionMixer
 
+# Exponents of keys are cut to its either side: a sum of e^30 over one of e^-30, which a gradient may form, times a
+# million large values still is a float32.
+_LARGEST_EXPONENT = 30.0
+
 
 def feature_map(x: torch.Tensor) -> torch.Tensor:
     """elu(x) + 1, which is positive; below zero exp(x) itself, since the sum of -1 and 1 would round it away."""
     return x.clamp_max(0).exp() + x.relu()
+
+
+def exponentials(x: torch.Tensor) -> torch.Tensor:
+    """exp(x) over the largest of the last dimension, a factor that cancels for queries but would not for keys."""
+    return (x - x.detach().amax(-1, keepdim=True)).exp()
 
 
 def chunks(length: int, longest: int) -> tuple[int, int]:
@@ -41,9 +50,14 @@ def chunks(length: int, longest: int) -> tuple[int, int]:
 
 
 class LinearAttention(AttentionMixer):
-    """Linear attention, bidirectional or causal in chunks; its cache is a state of constant size."""
+    """Linear attention, bidirectional or causal in chunks; its cache is a state of constant size.
+
+    Class attributes:
+        smallest_normaliser: rows whose weights sum up to no more are zero.
+    """
 
     layer_types = ("linear_attention",)
+    smallest_normaliser: ClassVar[float] = 0.0
 
     def forward(
         self,
@@ -71,52 +85,78 @@ class LinearAttention(AttentionMixer):
     ) -> tuple[torch.Tensor, None]:
         """The formula above (see `AttentionMixer.attend`), computed in float32 or better."""
         given, dtype = query_BHTC.dtype, torch.promote_types(torch.float32, query_BHTC.dtype)
-        query_BHTC = feature_map(query_BHTC.to(dtype))
-        key_BKSC = feature_map(key_BKSC.to(dtype))
         value_BKSW = nn.functional.pad(value_BKSC.to(dtype), (0, 1), value=1.0)
-        if attention_mask is not None:
-            key_BKSC = key_BKSC * attention_mask[:, None, :, None].to(dtype)
-        key_BHSC, value_BHSW = (x.repeat_interleave(self.num_key_value_groups, dim=1) for x in (key_BKSC, value_BKSW))
         # Autocast would round the products, and a sum in half precision soon takes in no more tokens.
         with maybe_autocast(query_BHTC.device.type, enabled=False):
+            query_BHTF = self.map_queries(query_BHTC.to(dtype))
+            key_BKSF = self.map_keys(key_BKSC.to(dtype))
+            if attention_mask is not None:
+                key_BKSF = key_BKSF * attention_mask[:, None, :, None].to(dtype)
+            key_BHSF, value_BHSW = (
+                x.repeat_interleave(self.num_key_value_groups, dim=1) for x in (key_BKSF, value_BKSW)
+            )
             if self.is_causal:
-                sums_BHTW = self._causal(query_BHTC, key_BHSC, value_BHSW, cache)
+                sums_BHTW = self._causal(query_BHTF, key_BHSF, value_BHSW, cache)
             else:
-                sums_BHTW = query_BHTC @ (key_BHSC.transpose(-1, -2) @ value_BHSW)
-        # A row without any key is 0 / 0; it shall be zero.
+                sums_BHTW = query_BHTF @ (key_BHSF.transpose(-1, -2) @ value_BHSW)
+        # A row whose normaliser is zero, as one without any key, is 0 / 0; it shall be zero.
         normaliser_BHT1 = sums_BHTW[..., -1:]
-        normaliser_BHT1 = normaliser_BHT1.masked_fill(normaliser_BHT1 == 0, 1.0)
+        normaliser_BHT1 = normaliser_BHT1.masked_fill(normaliser_BHT1 <= self.smallest_normaliser, 1.0)
         return (sums_BHTW[..., :-1] / normaliser_BHT1).to(given).transpose(1, 2), None
 
+    def map_queries(self, query_BHTC: torch.Tensor) -> torch.Tensor:
+        """φ of queries, `(B, H, T, F)`, up to a factor of each row, which cancels."""
+        match self.config.linear_feature_map:
+            case "relu":
+                return query_BHTC.relu()
+            case "exp":
+                return exponentials(query_BHTC)
+        return feature_map(query_BHTC)
+
+    def map_keys(self, key_BKSC: torch.Tensor) -> torch.Tensor:
+        """φ of keys, `(B, K, S, F)`, up to one factor of all keys of a head, whatever the text."""
+        match self.config.linear_feature_map:
+            case "relu":
+                return key_BKSC.relu()
+            case "exp":
+                return key_BKSC.clamp(-_LARGEST_EXPONENT, _LARGEST_EXPONENT).exp()
+        return feature_map(key_BKSC)
+
+    @classmethod
+    def features_of_head(cls, config: FratrieConfig) -> int:
+        """Number F of features of a head."""
+        assert config.head_dim is not None
+        return config.head_dim
+
     def _causal(
-        self, query_BHTC: torch.Tensor, key_BHTC: torch.Tensor, value_BHTW: torch.Tensor, cache: Cache | None
+        self, query_BHTF: torch.Tensor, key_BHTF: torch.Tensor, value_BHTW: torch.Tensor, cache: Cache | None
     ) -> torch.Tensor:
         """Sums over the past: within a chunk by masked scores, of earlier chunks by the state before it.
 
         All chunks are computed at once, so that one compiled graph serves every length.
         """
-        length = key_BHTC.shape[2]
+        length = key_BHTF.shape[2]
         number, size = chunks(length, self.config.linear_chunk_size)
         room = number * size - length
-        query_BHJMC, key_BHJMC, value_BHJMW = (
+        query_BHJMF, key_BHJMF, value_BHJMW = (
             (nn.functional.pad(x, (0, 0, 0, room)) if room else x).unflatten(2, (number, size))
-            for x in (query_BHTC, key_BHTC, value_BHTW)
+            for x in (query_BHTF, key_BHTF, value_BHTW)
         )
-        past_BHCW = self._past_state(cache)
-        if past_BHCW is None:
-            past_BHCW = key_BHTC.new_zeros(*key_BHTC.shape[:2], key_BHTC.shape[-1], value_BHTW.shape[-1])
-        sums_BHJCW = key_BHJMC.transpose(-1, -2) @ value_BHJMW
+        past_BHFW = self._past_state(cache)
+        if past_BHFW is None:
+            past_BHFW = key_BHTF.new_zeros(*key_BHTF.shape[:2], key_BHTF.shape[-1], value_BHTW.shape[-1])
+        sums_BHJFW = key_BHJMF.transpose(-1, -2) @ value_BHJMW
         if number == 1:  # a token or a short text, for which a cumulative sum is slow on a CPU
-            states_BHJCW = torch.stack((past_BHCW, past_BHCW + sums_BHJCW[:, :, 0]), dim=2)
+            states_BHJFW = torch.stack((past_BHFW, past_BHFW + sums_BHJFW[:, :, 0]), dim=2)
         else:
-            states_BHJCW = torch.cat((past_BHCW.unsqueeze(2), sums_BHJCW), dim=2).cumsum(2)
+            states_BHJFW = torch.cat((past_BHFW.unsqueeze(2), sums_BHJFW), dim=2).cumsum(2)
         if cache is not None:
-            cache.update_recurrent_state(states_BHJCW[:, :, -1], self.layer_idx)
+            cache.update_recurrent_state(states_BHJFW[:, :, -1], self.layer_idx)
             # Hugging Face marks a state as present when it stores a convolution, which this mixer has not.
             layer: Any = cache.layers[self.layer_idx]
             layer.has_previous_state[0] = True
-        before_BHJMW = query_BHJMC @ states_BHJCW[:, :, :-1]
-        scores_BHJMM = (query_BHJMC @ key_BHJMC.transpose(-1, -2)).tril()
+        before_BHJMW = query_BHJMF @ states_BHJFW[:, :, :-1]
+        scores_BHJMM = (query_BHJMF @ key_BHJMF.transpose(-1, -2)).tril()
         sums_BHJMW = torch.baddbmm(*(x.flatten(0, 2) for x in (before_BHJMW, scores_BHJMM, value_BHJMW)))
         return sums_BHJMW.view_as(value_BHJMW).flatten(2, 3)[:, :, :length]
 
@@ -125,25 +165,25 @@ class LinearAttention(AttentionMixer):
 
     def flops(self, length: int) -> int:
         """Two products with the state per token, and where causal two within its chunk, room included."""
-        width, head = self.q_proj.out_features, self.head_dim
+        heads, width, features = self.config.num_attention_heads, self.head_dim + 1, self.features_of_head(self.config)
         if not self.is_causal:
-            return 4 * length * width * (head + 1)
+            return 4 * length * heads * features * width
         number, size = chunks(length, self.config.linear_chunk_size)
-        within = 2 * size * (width + width // head * (head + 1))
-        return number * size * (4 * width * (head + 1) + within)
+        return number * size * heads * (4 * features * width + 2 * size * (features + width))
 
     @classmethod
     def cache_bytes(cls, config: FratrieConfig, layer_type: str, length: int, dtype: torch.dtype) -> int:
-        """A state `(H, C, C + 1)` in float32 or better, at any length (see `Mixer.cache_bytes`)."""
+        """A state `(H, F, C + 1)` in float32 or better, at any length (see `Mixer.cache_bytes`)."""
         assert config.head_dim is not None
-        numbers = config.num_attention_heads * config.head_dim * (config.head_dim + 1)
+        numbers = config.num_attention_heads * cls.features_of_head(config) * (config.head_dim + 1)
         return numbers * torch.promote_types(torch.float32, dtype).itemsize
 
     @classmethod
     def activation_numbers(cls, config: FratrieConfig, layer_type: str, length: int, dtype: torch.dtype) -> float:
         """In float32: feature maps, what they are made from, and where causal the states and scores of a chunk."""
         assert config.head_dim is not None
-        heads, head = config.num_attention_heads, config.head_dim
+        heads, head, features = config.num_attention_heads, config.head_dim, cls.features_of_head(config)
         _, size = chunks(length, config.linear_chunk_size)
-        states = head * head / size + size if config.is_causal_stack else 0
-        return config.hidden_size + heads * (11 * head + states) * max(1.0, 4 / dtype.itemsize)
+        states = features * head / size + size if config.is_causal_stack else 0
+        numbers = 6 * features + 5 * head + states
+        return config.hidden_size + heads * numbers * max(1.0, 4 / dtype.itemsize)

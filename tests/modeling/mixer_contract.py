@@ -65,6 +65,7 @@ class MixerContract:
         degenerate: two sets of fields (they may name another mixer) that must give equal outputs.
         implementations: of attention.
         sides: where padding may stand before a text goes on from its cache.
+        counted_dtype: in which torch's counter sees all of its operations.
     """
 
     mixer: ClassVar[str]
@@ -74,6 +75,7 @@ class MixerContract:
     degenerate: ClassVar[tuple[dict[str, Any], dict[str, Any]]]
     implementations: ClassVar[list[str]] = ["sdpa"]
     sides: ClassVar[tuple[str, ...]] = ("left", "right")
+    counted_dtype: ClassVar[torch.dtype] = torch.float32
 
     def sees(self, distance, causal):
         """Whether a query sees a key at distance `key - query`, before causality."""
@@ -401,6 +403,7 @@ class MixerContract:
     def test_its_cost_is_what_torch_counts(self, causal, variant, length):
         config = self.config(causal, **variant, attn_implementation="eager")
         head = (FratrieDecoderForCausalLM if causal else FratrieEncoderForMaskedLM)(config).eval()
+        head.to(self.counted_dtype)
         options = {"use_cache": False} if causal else {}
         ids = torch.stack(texts(length, length))
         with FlopCounterMode(display=False) as counter, torch.no_grad():

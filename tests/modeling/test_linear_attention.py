@@ -150,3 +150,46 @@ def test_generate_with_cache_equals_without(position_type, kinds, beams):
     assert torch.equal(*outputs)
     alone = model.generate(torch.tensor([[5, 6]]), max_new_tokens=5, num_beams=beams, do_sample=False)
     assert torch.equal(outputs[0][0, 2:], alone[0])
+
+
+# --- other feature maps ----------------------------------------------------------------------------------------------
+
+MAPS = {"elu": feature_map, "relu": torch.relu, "exp": torch.exp}
+
+
+def mixed_by_formula(phi, query, key, value, causal):
+    """φ(q)·φ(k) as the weight of each pair written out, zeros for rows whose weights are all zero."""
+    weights = torch.einsum("bhtc,bhsc->bhts", phi(query), phi(key).repeat_interleave(2, dim=1))
+    weights = weights.tril() if causal else weights
+    weights = (weights / weights.sum(-1, keepdim=True)).nan_to_num(0.0)
+    return (weights @ value.repeat_interleave(2, dim=1)).transpose(1, 2)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("name", MAPS)
+def test_every_feature_map_weighs_by_the_product_of_its_features(name, causal):
+    mixer = build(linear_feature_map=name, linear_chunk_size=4).layers[0].mixer
+    mixer.is_causal = causal
+    query, key, value = (torch.randn(2, heads, 11, 4, dtype=torch.float64) for heads in (4, 2, 2))
+    query[0, 0, 3] = -1.0  # under "relu" no feature of this query is above zero
+    cache = DynamicCache(config=mixer.config) if causal else None
+    pieces = [slice(0, 5), slice(5, 6), slice(6, 11)] if causal else [slice(None)]
+    found = [
+        mixer.attend(query[:, :, piece], key[:, :, piece], value[:, :, piece], None, None, cache=cache)[0]
+        for piece in pieces
+    ]
+    close(torch.cat(found, dim=1), mixed_by_formula(MAPS[name], query, key, value, causal))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_exponentials_overflow_nowhere_and_know_neither_batch_nor_future(dtype):
+    mixer = build(dtype=dtype, linear_feature_map="exp", linear_chunk_size=4).layers[0].mixer
+    query, key = (200 * torch.randn(2, heads, 9, 4, dtype=dtype) for heads in (4, 2))
+    value = 1e3 * torch.randn(2, 2, 9, 4, dtype=dtype)
+    query.requires_grad_(), key.requires_grad_()
+    found, _ = mixer.attend(query, key, value, None, None)
+    found.sum().backward()
+    assert found.isfinite().all() and query.grad.isfinite().all() and key.grad.isfinite().all()
+    assert found.detach().abs().sum(-1).gt(0).all(), "every row has a weight"
+    alone, _ = mixer.attend(query[:1, :, :5], key[:1, :, :5], value[:1, :, :5], None, None)
+    torch.testing.assert_close(alone, found[:1, :5])

@@ -1,0 +1,131 @@
+"""Performer: linear attention whose random features make it an estimate of softmax attention, without bias.
+
+FAVOR+ (Choromanski et al. 2021): for ω ~ N(0, I), exp(q·k) is the mean of exp(ω·q - |q|²/2) exp(ω·k - |k|²/2). Vectors
+ω that are orthogonal to one another in blocks of C give an estimate that varies less.
+
+Shapes: B batch, T queries, S keys, H heads, K key-value heads, G query heads of a key-value head, C head size,
+F features of a head, N blocks of C features.
+"""
+
+import math
+
+import torch
+from torch import nn
+from transformers import initialization as init
+
+from .configuration import FratrieConfig
+from .linear_attention import LinearAttention, exponentials
+from .plans import Plan
+
+# Exponents of keys end here: e^40 times a million large values still is a float32. By chance none comes so far: for a
+# key of any length the odds are below 1e-18.
+_LARGEST_EXPONENT = 40.0
+
+# Layers that may have features of their own under one seed.
+_LAYERS = 2**16
+
+
+def draw_features(heads: int, features: int, size: int, generator: torch.Generator) -> torch.Tensor:
+    """Draw vectors `(heads, size, features)`, each of them N(0, I), orthogonal in blocks of `size`; in float64.
+
+    The signs of the diagonal of R make Q uniform among the orthogonal matrices, as it comes out of QR it is not.
+    """
+    shape = heads, -(-features // size), size, size
+    normal_KNCC, other_KNCC = (torch.randn(shape, dtype=torch.float64, generator=generator) for _ in range(2))
+    columns_KNCC, triangle_KNCC = torch.linalg.qr(normal_KNCC)
+    columns_KNCC = columns_KNCC * triangle_KNCC.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
+    columns_KNCC = columns_KNCC * other_KNCC.norm(dim=-2, keepdim=True)
+    return columns_KNCC.transpose(1, 2).flatten(2)[..., :features]
+
+
+class RandomFeatures(nn.Module):
+    """The vectors ω of every key-value head of a layer, which are saved with the weights and trained by nothing."""
+
+    vectors_KCF: torch.Tensor
+
+    def __init__(self, heads: int, features: int, size: int, seed: int) -> None:
+        super().__init__()
+        self.seed = seed
+        self.register_buffer("vectors_KCF", torch.empty(heads, size, features))
+
+    def initialise(self, std: float) -> None:
+        """Draw the features of the seed (see `FratriePreTrainedModel`)."""
+        init.copy_(self.vectors_KCF, self.draw(torch.Generator().manual_seed(self.seed)))
+
+    def draw(self, generator: torch.Generator) -> torch.Tensor:
+        """Other features in the shape of these."""
+        heads, size, features = self.vectors_KCF.shape
+        return draw_features(heads, features, size, generator)
+
+    def forward(self) -> torch.Tensor:
+        """Return the vectors as `(1, K, C, F)`."""
+        return self.vectors_KCF.unsqueeze(0)
+
+
+class Performer(LinearAttention):
+    """Softmax attention by random features, in time that grows with the length; cache and chunks of linear attention.
+
+    The features stay what they are, in training too, unless `redraw` is called.
+    """
+
+    own_fields = ("performer_num_features", "performer_seed")
+    smallest_normaliser = 1e-28  # gradients of the quotient grow as its inverse
+
+    def __init__(self, config: FratrieConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        assert config.num_key_value_heads is not None
+        seed = (config.performer_seed or 0) * _LAYERS + layer_idx
+        self.random_features = RandomFeatures(
+            config.num_key_value_heads, self.features_of_head(config), self.head_dim, seed
+        )
+
+    @classmethod
+    def check(cls, config: FratrieConfig, layer_type: str) -> None:
+        """Refuse less than a feature, seeds out of range, and a negative scale, which has no features."""
+        number, seed, scale = config.performer_num_features, config.performer_seed, config.attention_scale
+        if number is not None and number < 1:
+            raise ValueError(f"performer_num_features={number} must be at least 1.")
+        if seed is not None and not 0 <= seed < 2**32:
+            raise ValueError(f"performer_seed={seed} must lie in [0, 2**32).")
+        if scale is not None and scale < 0:
+            raise ValueError(f"attention_scale={scale}: scores of random features need a scale that is not negative.")
+
+    @classmethod
+    def features_of_head(cls, config: FratrieConfig) -> int:
+        """Number F of features of a head: by default C ln C of the paper, in whole blocks."""
+        assert config.head_dim is not None
+        blocks = max(1, math.ceil(math.log(max(config.head_dim, 1))))
+        return config.performer_num_features or config.head_dim * blocks
+
+    @classmethod
+    def tensor_parallel_plan(cls, config: FratrieConfig) -> Plan:
+        """Each device keeps the features of its own heads."""
+        return {**super().tensor_parallel_plan(config), "random_features": "own_heads"}
+
+    @torch.no_grad()
+    def redraw(self, generator: torch.Generator) -> None:
+        """Replace the features in place by others, for those who train with changing ones.
+
+        Args:
+            generator: of the CPU; its state decides what is drawn.
+        """
+        features = self.random_features
+        features.vectors_KCF.copy_(features.draw(generator))
+
+    def map_queries(self, query_BHTC: torch.Tensor) -> torch.Tensor:
+        """exp(ω·q) over the largest of the row; what depends on the query alone cancels."""
+        vectors_1KCF = self.random_features().to(query_BHTC.dtype)
+        query_BKGTC = (query_BHTC * self.scaling**0.5).unflatten(1, (vectors_1KCF.shape[1], -1))
+        exponent_BHTF = (query_BKGTC @ vectors_1KCF.unsqueeze(2)).flatten(1, 2)
+        return exponentials(exponent_BHTF)
+
+    def map_keys(self, key_BKSC: torch.Tensor) -> torch.Tensor:
+        """exp(ω·k - |k|²/2), which no maximum may scale: it would have to know other keys."""
+        key_BKSC = key_BKSC * self.scaling**0.5
+        exponent_BKSF = key_BKSC @ self.random_features().to(key_BKSC.dtype)
+        return (exponent_BKSF - key_BKSC.square().sum(-1, keepdim=True) / 2).clamp_max(_LARGEST_EXPONENT).exp()
+
+    def flops(self, length: int) -> int:
+        """Those of linear attention, and the products with the features."""
+        heads = self.config.num_attention_heads + (self.config.num_key_value_heads or 0)
+        return super().flops(length) + 2 * length * heads * self.head_dim * self.features_of_head(self.config)
