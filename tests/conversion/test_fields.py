@@ -59,7 +59,12 @@ IMPOSSIBLE = {
 }
 
 
-OTHER_OF_FAMILY = {("modernbert", "rope_parameters"): MODERN_ROPE, ("deepseek_v3", "num_key_value_heads"): 2}
+OTHER_OF_FAMILY = {
+    ("modernbert", "rope_parameters"): MODERN_ROPE,
+    ("deepseek_v3", "num_key_value_heads"): 2,
+    ("lfm2", "layer_types"): ["full_attention", "conv", "conv"],
+    ("lfm2", "full_attn_idxs"): [0, 2],
+}
 
 
 def other_value(model_type, name, value):

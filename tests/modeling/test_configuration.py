@@ -171,6 +171,7 @@ class Case:
 ROTARY = {"position_type": "rotary"}
 SPARSE = {"num_experts": 4}
 LATENT = {"kv_lora_rank": 8}
+SHORT = {"layer_types": ["conv", "full_attention"]}
 GROUPED = {"num_experts": 8, "router_num_groups": 4}
 DENSE_HEAD = {"classifier_hidden_sizes": [8]}
 IMAGE = {"patch_size": 4, "image_size": 8}
@@ -206,8 +207,6 @@ SHARED = {
     "layer_types": Case(["full_attention", "linear_attention"], output),
     "mixer_types": Case(["softmax", "latent"], weights, {"kv_lora_rank": 8}),
     "sliding_window": Case(2, output, {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}),
-    # A causal sum in other pieces differs in its last bits.
-    "linear_chunk_size": Case(5, output, {"layer_types": ["linear_attention"] * 2}),
     "mixer_input_norm": Case("rms_norm", weights, {"mixer_input_norm": None}),
     "mixer_output_norm": Case("rms_norm", weights, {"norm_after_residual": False, "mixer_output_norm": None}),
     "feed_forward_input_norm": Case("rms_norm", weights, {"feed_forward_input_norm": None}),
@@ -260,8 +259,15 @@ SHARED = {
     "label_thresholds": Case([0.1, 0.2, 0.3], saved),
     "foreign_fields": Case({"summary_type": "cls_index", "n_special": 0}, saved),
 }
+# Of what acts, or runs at all, where causal alone.
+CAUSAL = {
+    # A causal sum in other pieces differs in its last bits.
+    "linear_chunk_size": Case(5, output, {"layer_types": ["linear_attention"] * 2}),
+    "short_conv_kernel_size": Case(5, weights, SHORT),
+    "short_conv_bias": Case(True, weights, SHORT),
+}
 ENCODER = {
-    **{name: case for name, case in SHARED.items() if name != "linear_chunk_size"},  # it acts where causal
+    **SHARED,
     "type_vocab_size": Case(2, weights),
     "patch_size": Case(2, image_weights, IMAGE),
     "image_size": Case(12, image_tokens, IMAGE),
@@ -275,6 +281,7 @@ ENCODER = {
 CROSS = {"add_cross_attention": True}
 DECODER = {
     **SHARED,
+    **CAUSAL,
     "bos_token_id": Case(2, generation, {"bos_token_id": 1}),
     "eos_token_id": Case(None, generation, {"bos_token_id": 1, "eos_token_id": list(range(30)), "pad_token_id": 0}),
     "use_cache": Case(False, returned),
@@ -313,7 +320,7 @@ def own_fields(config_class):
 
 @pytest.mark.parametrize("config_class", TABLES)
 def test_every_field_is_in_the_table(config_class):
-    untested = {"linear_chunk_size"} if config_class is FratrieEncoderConfig else set()
+    untested = set(CAUSAL) if config_class is FratrieEncoderConfig else set()
     assert set(TABLES[config_class]) == own_fields(config_class) - untested
 
 
@@ -490,7 +497,7 @@ CONTRADICTIONS = [
     ({"position_type": "relative", "relative_num_buckets": 1}, r"relative_num_buckets=1 and .*_distance=128"),
     ({"position_type": "relative", "relative_max_distance": 2}, r"relative_max_distance=2 leave no room.*above"),
     ({"layer_types": ["full_attention", "chunked_attention"]},
-     r"layer_types\[1\]='chunked_attention' is unknown: use full_attention, linear_attention, sliding_attention"),
+     r"layer_types\[1\]='chunked_attention' is unknown: use conv, full_attention, linear_attention, "),
     ({"layer_types": ["full_attention"]}, r"layer_types|num_hidden_layers"),
     ({"mlp_layer_types": ["dense"]}, r"mlp_layer_types|num_hidden_layers"),
     ({"mlp_layer_types": ["dense", "thick"]}, r"thick"),
@@ -680,9 +687,7 @@ def test_derived_defaults():
 
 
 # What both kinds of configuration have is the whole model's.
-@pytest.mark.parametrize(
-    "name", sorted(set(SHARED) - {"linear_chunk_size", "tie_word_embeddings", "chunked_loss", "foreign_fields"})
-)
+@pytest.mark.parametrize("name", sorted(set(SHARED) - {"tie_word_embeddings", "chunked_loss", "foreign_fields"}))
 def test_shared_fields_of_a_seq2seq_model_reach_both_stacks(name):
     case = SHARED[name]
     value = case.value[:2] if name in ("pos_weight", "label_thresholds") else case.value  # two labels by default
