@@ -4,6 +4,7 @@ from .attention import SoftmaxAttention
 from .latent_attention import LatentAttention
 from .linear_attention import LinearAttention
 from .mixer import Mixer
+from .retention import Retention
 from .short_convolution import ShortConvolution
 
 # New ones at the end: the first that suits a layer type is its default, unless a field enables another.
@@ -12,4 +13,5 @@ MIXERS: dict[str, type[Mixer]] = {
     "linear": LinearAttention,
     "latent": LatentAttention,
     "short_conv": ShortConvolution,
+    "retention": Retention,
 }

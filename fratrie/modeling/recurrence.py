@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._higher_order_ops.scan import scan
+from transformers.cache_utils import Cache
 from transformers.utils.generic import maybe_autocast
 
 from .linear_attention import chunks
@@ -56,6 +57,21 @@ def recurrence(
         if query_BHTC.shape[2] == 1:
             return _one_token(tokens, state_BHCV.to(dtype))
         return _in_chunks(tokens, state_BHCV.to(dtype), chunk_size)
+
+
+def cached_recurrence(
+    tokens: tuple[torch.Tensor, ...], chunk_size: int, cache: Cache | None, layer_idx: int
+) -> torch.Tensor:
+    """Outputs `(B, H, T, V)` of `recurrence`, for `tokens` in its order, from the state of a layer in the cache on."""
+    if cache is None:
+        return recurrence(*tokens, chunk_size=chunk_size)[0]
+    *inputs, rate = tokens if len(tokens) == 5 else (*tokens, None)
+    output_BHTV, state_BHCV = recurrence(*inputs, rate, cache.get_recurrent_state(layer_idx), chunk_size)
+    cache.update_recurrent_state(state_BHCV, layer_idx)
+    # Hugging Face marks a state as present when it stores a convolution, which a layer may not have.
+    layer: Any = cache.layers[layer_idx]
+    layer.has_previous_state[0] = True
+    return output_BHTV
 
 
 def chunk_shape(length: int, longest: int, by_channel: bool) -> tuple[int, int]:
