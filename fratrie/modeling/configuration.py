@@ -108,7 +108,14 @@ class FratrieConfig(FratrieBaseConfig):
             that many to each side where bidirectional. Other layers do not read it.
         short_conv_kernel_size, short_conv_bias: of layers whose mixer is `"short_conv"` (under `"conv"`, Liquid AI
             2025): number of tokens that the convolution sees, and biases of its maps; 3 and none by default.
-        linear_chunk_size: longest chunk of the causal linear attention, in tokens; changes speed and memory only.
+        mamba_n_heads, mamba_d_head, mamba_n_groups, mamba_d_state: of layers whose mixer is `"ssd"` (under linear
+            attention, Dao and Gu 2024): number of heads, size of a head (`head_dim`; the heads are twice as wide
+            together as the hidden state), number of groups of heads with a key and a query of their own (1), and size
+            of these (128).
+        mamba_d_conv, mamba_conv_bias, mamba_proj_bias: there, number of tokens of the convolution (4), its bias (yes),
+            and biases of the maps into and out of the mixer (no).
+        mamba_time_step_limit: there, smallest and largest step; no limits by default.
+        linear_chunk_size: longest chunk of the causal linear mixers, in tokens; changes speed and memory only.
         mixer_input_norm, mixer_output_norm, feed_forward_input_norm, feed_forward_output_norm: `"layer_norm"`,
             `"rms_norm"` or `None` in the four slots of a block. `norm_slots` fills them for the usual layouts.
         first_input_norm: whether the first block, too, has the norm before its mixer; ModernBERT leaves it out, its
@@ -200,6 +207,14 @@ class FratrieConfig(FratrieBaseConfig):
     linear_chunk_size: int = 64
     short_conv_kernel_size: int | None = None
     short_conv_bias: bool | None = None
+    mamba_n_heads: int | None = None
+    mamba_d_head: int | None = None
+    mamba_n_groups: int | None = None
+    mamba_d_state: int | None = None
+    mamba_d_conv: int | None = None
+    mamba_conv_bias: bool | None = None
+    mamba_proj_bias: bool | None = None
+    mamba_time_step_limit: list[float | int] | None = None
 
     mixer_input_norm: NormType | None = None
     mixer_output_norm: NormType | None = None

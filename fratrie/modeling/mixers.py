@@ -6,6 +6,7 @@ from .linear_attention import LinearAttention
 from .mixer import Mixer
 from .retention import Retention
 from .short_convolution import ShortConvolution
+from .ssd import StateSpace
 
 # New ones at the end: the first that suits a layer type is its default, unless a field enables another.
 MIXERS: dict[str, type[Mixer]] = {
@@ -14,4 +15,5 @@ MIXERS: dict[str, type[Mixer]] = {
     "latent": LatentAttention,
     "short_conv": ShortConvolution,
     "retention": Retention,
+    "ssd": StateSpace,
 }

@@ -172,6 +172,7 @@ ROTARY = {"position_type": "rotary"}
 SPARSE = {"num_experts": 4}
 LATENT = {"kv_lora_rank": 8}
 SHORT = {"layer_types": ["conv", "full_attention"]}
+MAMBA = {"mixer_types": ["ssd", "softmax"]}
 GROUPED = {"num_experts": 8, "router_num_groups": 4}
 DENSE_HEAD = {"classifier_hidden_sizes": [8]}
 IMAGE = {"patch_size": 4, "image_size": 8}
@@ -265,6 +266,14 @@ CAUSAL = {
     "linear_chunk_size": Case(5, output, {"layer_types": ["linear_attention"] * 2}),
     "short_conv_kernel_size": Case(5, weights, SHORT),
     "short_conv_bias": Case(True, weights, SHORT),
+    "mamba_n_heads": Case(4, weights, MAMBA),
+    "mamba_d_head": Case(8, weights, MAMBA),
+    "mamba_n_groups": Case(2, weights, MAMBA),
+    "mamba_d_state": Case(5, weights, MAMBA),
+    "mamba_d_conv": Case(2, weights, MAMBA),
+    "mamba_conv_bias": Case(False, weights, MAMBA),
+    "mamba_proj_bias": Case(True, weights, MAMBA),
+    "mamba_time_step_limit": Case([0.5, 2], output, MAMBA),
 }
 ENCODER = {
     **SHARED,
