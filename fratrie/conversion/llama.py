@@ -22,10 +22,20 @@ def read_rope(theirs: PreTrainedConfig) -> dict[str, Any]:
     Raises:
         ValueError: there is one set per layer type, or only a part of each head is rotated.
     """
+    parameters = one_rope(theirs)
+    check_rope(theirs, parameters)
+    return parameters
+
+
+def one_rope(theirs: PreTrainedConfig) -> dict[str, Any]:
+    """Return the rotary parameters of a family that may turn a part of each head alone.
+
+    Raises:
+        ValueError: there is one set per layer type.
+    """
     parameters = dict(theirs.rope_parameters)
     if "rope_type" not in parameters:
         raise ValueError(f"{theirs.model_type}: rope_parameters={parameters} must be one set for all layers.")
-    check_rope(theirs, parameters)
     return parameters
 
 
@@ -42,7 +52,8 @@ def check_rope(theirs: PreTrainedConfig, parameters: dict[str, Any]) -> None:
         )
 
 
-def _own_head_dim(theirs: PreTrainedConfig) -> int:
+def own_head_dim(theirs: PreTrainedConfig) -> int:
+    """Return the size of a head."""
     return getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
 
 
@@ -83,7 +94,7 @@ FIELDS = (
     Field("bos_token_id"),
     Field("eos_token_id"),
 )
-_HEAD_DIM = Field("head_dim", default=_own_head_dim)
+_HEAD_DIM = Field("head_dim", default=own_head_dim)
 _BIASES = Field("attention_bias", ("attention_bias", "attention_output_bias"))
 _WINDOW = Field("sliding_window")
 _NO_BIASES = {"attention_bias": False, "attention_output_bias": False, "feed_forward_bias": False}
@@ -91,8 +102,8 @@ LAYOUT = {**norm_slots("pre", "rms_norm"), "position_type": "rotary", "gated_fee
 _ROPE = {"rope_parameters": lambda ours: ours.rope_parameters}
 
 
-def _write_head_dim(ours: Any) -> int | None:
-    # Qwen2 has no such field: it is written where it is no quotient.
+def write_head_dim(ours: Any) -> int | None:
+    """Return the size of a head for families without such a field, where it is no quotient."""
     return None if ours.head_dim == ours.hidden_size // ours.num_attention_heads else ours.head_dim
 
 
@@ -132,10 +143,10 @@ QWEN2 = replace(
     model_type="qwen2",
     fields=(*FIELDS, Field("layer_types")),
     always={**LAYOUT, "attention_bias": True},
-    read={"rope_parameters": read_rope, "head_dim": _own_head_dim, "sliding_window": _window_where_used},
+    read={"rope_parameters": read_rope, "head_dim": own_head_dim, "sliding_window": _window_where_used},
     write={
         **_ROPE,
-        "head_dim": _write_head_dim,
+        "head_dim": write_head_dim,
         "sliding_window": lambda ours: ours.sliding_window,
         "use_sliding_window": lambda ours: ours.sliding_window is not None,
     },
@@ -220,7 +231,7 @@ QWEN3_MOE = replace(
     always={**QWEN3.always, "router_aux_loss_scope": "model"},
     read={
         "rope_parameters": read_rope,
-        "head_dim": _own_head_dim,
+        "head_dim": own_head_dim,
         "layer_types": _window_everywhere,
         "mlp_layer_types": _sparse_layers,
         "num_experts": _experts,
@@ -229,7 +240,7 @@ QWEN3_MOE = replace(
     write={
         **_ROPE,
         **_BALANCE,
-        "head_dim": _write_head_dim,
+        "head_dim": write_head_dim,
         "use_sliding_window": lambda ours: ours.sliding_window is not None,
         "num_experts": lambda ours: ours.num_experts,
         "decoder_sparse_step": lambda ours: 1,

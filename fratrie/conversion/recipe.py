@@ -54,7 +54,7 @@ _BASE_FIELDS = frozenset(f.name for f in fields(PreTrainedConfig))
 _COMPARED = frozenset(
     f.name for config in (FratrieEncoderConfig, FratrieDecoderConfig) for f in fields(config)
 ) - (_BASE_FIELDS | _OURS_ALONE)  # fmt: skip
-# Their configurations take every type that any model has; theirs of these families and ours agree on two.
+# Their configurations take every type that any model has; most of theirs and ours agree on two.
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 _LABELS = ("id2label", "label2id", "problem_type")
 # Those that a model can do without; an unusable start of a decoder is refused, since there is no decoding without one.
@@ -224,6 +224,7 @@ class Recipe:
         renamed: names of weights in checkpoints of other classes of the family, as for Hugging Face's `key_mapping`.
         required: fields of theirs that must have this value, since ours cannot be otherwise.
         inert: fields of theirs that change neither weights nor outputs.
+        layer_types: those that the family and ours agree on.
         weights: pairs of weights of the bare model.
         heads: the classes.
     """
@@ -240,6 +241,7 @@ class Recipe:
     renamed: Mapping[str, str] = field(default_factory=dict)
     required: Mapping[str, Any] = field(default_factory=dict)
     inert: tuple[str, ...] = ()
+    layer_types: frozenset[str] = _LAYER_TYPES
 
     @cached_property
     def their_config(self) -> type[PreTrainedConfig]:
@@ -448,8 +450,8 @@ class Recipe:
         for f in fields(theirs):
             if f.name not in known and getattr(theirs, f.name) != getattr(default, f.name):
                 wrong.append(f"{f.name}={getattr(theirs, f.name)!r}")
-        if set(getattr(theirs, "layer_types", None) or ()) - _LAYER_TYPES:
-            wrong.append(f"layer_types={theirs.layer_types!r} (only {sorted(_LAYER_TYPES)})")
+        if set(getattr(theirs, "layer_types", None) or ()) - self.layer_types:
+            wrong.append(f"layer_types={theirs.layer_types!r} (only {sorted(self.layer_types)})")
         if wrong:
             raise ValueError(f"Our block cannot represent this {self.model_type!r} model: {', '.join(wrong)}.")
 

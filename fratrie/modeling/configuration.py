@@ -99,7 +99,7 @@ class FratrieConfig(FratrieBaseConfig):
         relative_num_buckets, relative_max_distance: size of the relative bias table, and the distance from which all
             positions share a bucket.
         layer_types: Hugging Face's type of each layer, which decides its mask and its cache: `"full_attention"` (the
-            default), `"sliding_attention"`, `"linear_attention"`.
+            default), `"sliding_attention"`, `"linear_attention"`, `"conv"`.
         mixer_types: the mixer of each layer: `"softmax"` (under full or sliding attention), `"latent"` (under full
             attention, with `kv_lora_rank`), `"linear"` (under linear attention), or what else `mixers.MIXERS` holds.
             Whoever gives one of these two lists gets the other derived from it, full attention for `"softmax"`, and
@@ -107,12 +107,21 @@ class FratrieConfig(FratrieBaseConfig):
             it.
         sliding_window: reach of the sliding layers: the last `sliding_window` tokens where causal (two at least),
             that many to each side where bidirectional. Other layers do not read it.
-        linear_chunk_size: longest chunk of the causal linear attention, in tokens; changes speed and memory only.
         linear_feature_map: the map φ of linear attention, which weighs a key by φ(q)·φ(k): `"elu"` (elu(x) + 1),
             `"relu"`, or `"exp"` (numbers of keys cut to ±30 before).
         performer_num_features: random features of a head in the mixer `"performer"` (Choromanski et al. 2021), which
             estimates softmax attention the better the more it has; by default `head_dim * ceil(ln(head_dim))`.
         performer_seed: what they are drawn by, for each layer and head its own; 0 by default.
+        short_conv_kernel_size, short_conv_bias: of layers whose mixer is `"short_conv"` (under `"conv"`, Liquid AI
+            2025): number of tokens that the convolution sees, and biases of its maps; 3 and none by default.
+        mamba_n_heads, mamba_d_head, mamba_n_groups, mamba_d_state: of layers whose mixer is `"ssd"` (under linear
+            attention, Dao and Gu 2024): number of heads, size of a head (`head_dim`; the heads are twice as wide
+            together as the hidden state), number of groups of heads with a key and a query of their own (1), and size
+            of these (128).
+        mamba_d_conv, mamba_conv_bias, mamba_proj_bias: there, number of tokens of the convolution (4), its bias (yes),
+            and biases of the maps into and out of the mixer (no).
+        mamba_time_step_limit: there, smallest and largest step; no limits by default.
+        linear_chunk_size: longest chunk of the causal linear mixers, in tokens; changes speed and memory only.
         mixer_input_norm, mixer_output_norm, feed_forward_input_norm, feed_forward_output_norm: `"layer_norm"`,
             `"rms_norm"` or `None` in the four slots of a block. `norm_slots` fills them for the usual layouts.
         first_input_norm: whether the first block, too, has the norm before its mixer; ModernBERT leaves it out, its
@@ -205,6 +214,16 @@ class FratrieConfig(FratrieBaseConfig):
     linear_feature_map: FeatureMap = "elu"
     performer_num_features: int | None = None
     performer_seed: int | None = None
+    short_conv_kernel_size: int | None = None
+    short_conv_bias: bool | None = None
+    mamba_n_heads: int | None = None
+    mamba_d_head: int | None = None
+    mamba_n_groups: int | None = None
+    mamba_d_state: int | None = None
+    mamba_d_conv: int | None = None
+    mamba_conv_bias: bool | None = None
+    mamba_proj_bias: bool | None = None
+    mamba_time_step_limit: list[float | int] | None = None
 
     mixer_input_norm: NormType | None = None
     mixer_output_norm: NormType | None = None
@@ -298,7 +317,7 @@ class FratrieConfig(FratrieBaseConfig):
         self.validate_architecture()  # here, since what `strict` raises is no ValueError
 
     def __setattr__(self, name: str, value: Any) -> None:
-        before = vars(self).get(name)
+        before, names = vars(self).get(name), vars(self).get("mixer_types")
         super().__setattr__(name, value)
         if "_post_init_done" not in vars(self) or name not in _deriving_fields() or value == before:
             return
@@ -307,6 +326,14 @@ class FratrieConfig(FratrieBaseConfig):
         except ValueError:
             super().__setattr__(name, before)
             raise
+        self._forget_fields_of(set(names or ()) - set(self.mixer_types or ()))
+
+    def _forget_fields_of(self, names: set[str]) -> None:
+        """Unset what mixers of these names alone read, unless it is what would choose them."""
+        registry, read = mixer_registry(), {field for mixer in self.mixers for field in mixer.own_fields}
+        for mixer in (registry[name] for name in names & registry.keys()):
+            for field in set(mixer.own_fields) - read if mixer.enabled_by is None else ():
+                super().__setattr__(field, None)
 
     def _derive_after(self, name: str, was_enabled: bool) -> None:
         """Set what follows from a field of a finished configuration that was set.
@@ -535,7 +562,22 @@ def with_changes(fields: dict[str, Any], changes: dict[str, Any]) -> dict[str, A
     lists = {"layer_types", "mixer_types"}
     given = {name for name in lists if changes.get(name) is not None}
     left_out = lists - given if len(given) == 1 else set()
-    return {**{name: value for name, value in fields.items() if name not in left_out}, **changes}
+    kept = {name: value for name, value in fields.items() if name not in left_out}
+    return {**_without_unread({**kept, **changes}), **changes} if given else {**kept, **changes}
+
+
+def _without_unread(fields: dict[str, Any]) -> dict[str, Any]:
+    """Leave out the fields of mixers that no layer has, unless they are what would choose them."""
+    registry = {name: mixer for name, mixer in mixer_registry().items() if mixer.enabled_by is None}
+    names = fields.get("mixer_types") or [
+        next((name for name, mixer in registry.items() if kind in mixer.layer_types), "")
+        for kind in fields.get("layer_types") or ()
+    ]
+    read, unread = (
+        {field for name, mixer in registry.items() if (name in names) == used for field in mixer.own_fields}
+        for used in (True, False)
+    )
+    return {name: value for name, value in fields.items() if name not in unread - read}
 
 
 def first_layers(saved: dict[str, Any], number: int) -> dict[str, Any]:
@@ -547,4 +589,4 @@ def first_layers(saved: dict[str, Any], number: int) -> dict[str, Any]:
     rope = saved.get("rope_parameters")
     if rope and "rope_type" not in rope:  # one set per layer type, of which some may be gone
         cut["rope_parameters"] = {kind: rope[kind] for kind in rope if kind in cut.get("layer_types", rope)}
-    return {**saved, **cut, "num_hidden_layers": number}
+    return _without_unread({**saved, **cut, "num_hidden_layers": number})

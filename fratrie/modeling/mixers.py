@@ -6,6 +6,9 @@ from .linear_attention import LinearAttention
 from .mixer import Mixer
 from .performer import Performer
 from .recurrent import GRU, LSTM, RNN
+from .retention import Retention
+from .short_convolution import ShortConvolution
+from .ssd import StateSpace
 
 # New ones at the end: the first that suits a layer type is its default, unless a field enables another.
 MIXERS: dict[str, type[Mixer]] = {
@@ -16,4 +19,7 @@ MIXERS: dict[str, type[Mixer]] = {
     "rnn": RNN,
     "lstm": LSTM,
     "gru": GRU,
+    "short_conv": ShortConvolution,
+    "retention": Retention,
+    "ssd": StateSpace,
 }

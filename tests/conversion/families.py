@@ -46,6 +46,15 @@ DEEPSEEK = {
     "moe_intermediate_size": 12,
     "first_k_dense_replace": 1,
 }
+LFM2 = {**DECODER, "full_attn_idxs": [1], "block_multiple_of": 8}
+BAMBA = {
+    **DECODER,
+    "attn_layer_indices": [1],
+    "mamba_n_heads": 4,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 6,
+    "mamba_chunk_size": 4,
+}
 SEQ2SEQ = {
     "vocab_size": 31,
     "d_model": 16,
@@ -141,6 +150,20 @@ SPREAD = {
         {**DEEPSEEK, "first_k_dense_replace": 3},
         {**DEEPSEEK, "rope_parameters": {**ROPES["yarn"], "mscale": 1.0, "mscale_all_dim": 0.7}},
     ],
+    "lfm2": [
+        LFM2,
+        {**LFM2, "conv_bias": True, "conv_L_cache": 5, "block_auto_adjust_ff_dim": False, "norm_eps": 0.1}
+        | {"tie_word_embeddings": False, "num_key_value_heads": 4},
+        {**LFM2, "layer_types": ["conv", "conv", "full_attention"], "block_ffn_dim_multiplier": 1.5}
+        | {"conv_L_cache": 1},
+        {**LFM2, "full_attn_idxs": None, "rope_parameters": ROPES["yarn"]},
+    ],
+    "bamba": [
+        BAMBA,
+        {**BAMBA, "attention_bias": True, "mlp_bias": True, "mamba_proj_bias": True, "mamba_conv_bias": False}
+        | {"mamba_expand": 3, "mamba_n_groups": 1, "mamba_d_conv": 2, "tie_word_embeddings": True}
+        | {"attn_layer_indices": [0, 2], "rms_norm_eps": 0.1, "rope_theta": 300.0},
+    ],
     "marian": [
         {**SEQ2SEQ},
         {**SEQ2SEQ, "share_encoder_decoder_embeddings": False, "decoder_vocab_size": 29, "scale_embedding": True},
@@ -179,6 +202,11 @@ class Case:
     def attends_encoder(self):
         """A decoder alone that gets the states of an encoder."""
         return self.theirs in ("BartForCausalLM", "MarianForCausalLM") or "add_cross_attention" in self.fields
+
+    @property
+    def reads_left_padding(self):
+        """Whether theirs leaves it out: LFM2 and Bamba convolve the biases of a map as if they were tokens."""
+        return "conv_bias" not in self.fields and "mamba_proj_bias" not in self.fields
 
     @property
     def generates(self):

@@ -172,6 +172,8 @@ ROTARY = {"position_type": "rotary"}
 SPARSE = {"num_experts": 4}
 LATENT = {"kv_lora_rank": 8}
 PERFORMER = {"mixer_types": ["performer"] * 2}
+SHORT = {"layer_types": ["conv", "full_attention"]}
+MAMBA = {"mixer_types": ["ssd", "softmax"]}
 GROUPED = {"num_experts": 8, "router_num_groups": 4}
 DENSE_HEAD = {"classifier_hidden_sizes": [8]}
 IMAGE = {"patch_size": 4, "image_size": 8}
@@ -207,8 +209,6 @@ SHARED = {
     "layer_types": Case(["full_attention", "linear_attention"], output),
     "mixer_types": Case(["softmax", "latent"], weights, {"kv_lora_rank": 8}),
     "sliding_window": Case(2, output, {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}),
-    # A causal sum in other pieces differs in its last bits.
-    "linear_chunk_size": Case(5, output, {"layer_types": ["linear_attention"] * 2}),
     "linear_feature_map": Case("relu", output, {"layer_types": ["linear_attention"] * 2}),
     "performer_num_features": Case(5, output, PERFORMER),
     "performer_seed": Case(7, output, PERFORMER),
@@ -264,8 +264,23 @@ SHARED = {
     "label_thresholds": Case([0.1, 0.2, 0.3], saved),
     "foreign_fields": Case({"summary_type": "cls_index", "n_special": 0}, saved),
 }
+# Of what acts, or runs at all, where causal alone.
+CAUSAL = {
+    # A causal sum in other pieces differs in its last bits.
+    "linear_chunk_size": Case(5, output, {"layer_types": ["linear_attention"] * 2}),
+    "short_conv_kernel_size": Case(5, weights, SHORT),
+    "short_conv_bias": Case(True, weights, SHORT),
+    "mamba_n_heads": Case(4, weights, MAMBA),
+    "mamba_d_head": Case(8, weights, MAMBA),
+    "mamba_n_groups": Case(2, weights, MAMBA),
+    "mamba_d_state": Case(5, weights, MAMBA),
+    "mamba_d_conv": Case(2, weights, MAMBA),
+    "mamba_conv_bias": Case(False, weights, MAMBA),
+    "mamba_proj_bias": Case(True, weights, MAMBA),
+    "mamba_time_step_limit": Case([0.5, 2], output, MAMBA),
+}
 ENCODER = {
-    **{name: case for name, case in SHARED.items() if name != "linear_chunk_size"},  # it acts where causal
+    **SHARED,
     "type_vocab_size": Case(2, weights),
     "patch_size": Case(2, image_weights, IMAGE),
     "image_size": Case(12, image_tokens, IMAGE),
@@ -279,6 +294,7 @@ ENCODER = {
 CROSS = {"add_cross_attention": True}
 DECODER = {
     **SHARED,
+    **CAUSAL,
     "bos_token_id": Case(2, generation, {"bos_token_id": 1}),
     "eos_token_id": Case(None, generation, {"bos_token_id": 1, "eos_token_id": list(range(30)), "pad_token_id": 0}),
     "use_cache": Case(False, returned),
@@ -317,7 +333,7 @@ def own_fields(config_class):
 
 @pytest.mark.parametrize("config_class", TABLES)
 def test_every_field_is_in_the_table(config_class):
-    untested = {"linear_chunk_size"} if config_class is FratrieEncoderConfig else set()
+    untested = set(CAUSAL) if config_class is FratrieEncoderConfig else set()
     assert set(TABLES[config_class]) == own_fields(config_class) - untested
 
 
@@ -494,7 +510,7 @@ CONTRADICTIONS = [
     ({"position_type": "relative", "relative_num_buckets": 1}, r"relative_num_buckets=1 and .*_distance=128"),
     ({"position_type": "relative", "relative_max_distance": 2}, r"relative_max_distance=2 leave no room.*above"),
     ({"layer_types": ["full_attention", "chunked_attention"]},
-     r"layer_types\[1\]='chunked_attention' is unknown: use full_attention, linear_attention, sliding_attention"),
+     r"layer_types\[1\]='chunked_attention' is unknown: use conv, full_attention, linear_attention, "),
     ({"layer_types": ["full_attention"]}, r"layer_types|num_hidden_layers"),
     ({"mlp_layer_types": ["dense"]}, r"mlp_layer_types|num_hidden_layers"),
     ({"mlp_layer_types": ["dense", "thick"]}, r"thick"),
@@ -684,9 +700,7 @@ def test_derived_defaults():
 
 
 # What both kinds of configuration have is the whole model's.
-@pytest.mark.parametrize(
-    "name", sorted(set(SHARED) - {"linear_chunk_size", "tie_word_embeddings", "chunked_loss", "foreign_fields"})
-)
+@pytest.mark.parametrize("name", sorted(set(SHARED) - {"tie_word_embeddings", "chunked_loss", "foreign_fields"}))
 def test_shared_fields_of_a_seq2seq_model_reach_both_stacks(name):
     case = SHARED[name]
     value = case.value[:2] if name in ("pos_weight", "label_thresholds") else case.value  # two labels by default

@@ -248,7 +248,7 @@ def test_an_attribute_of_any_type_can_be_set():
 
 def test_a_refused_list_leaves_the_configuration_as_it_was():
     config = FratrieDecoderConfig(**SIZES)
-    for name, value in (("mixer_types", ["mamba"] * 2), ("layer_types", ["conv"] * 2)):
+    for name, value in (("mixer_types", ["mamba"] * 2), ("layer_types", ["moe"] * 2)):
         before = config.to_dict()
         with pytest.raises(ValueError, match="is unknown: use"):
             setattr(config, name, value)

@@ -1,0 +1,206 @@
+"""The state equation that the gated linear recurrences share, computed in chunks.
+
+A state of constant size takes in one token after another and is read by each: S ← D S + k uᵀ, o = Sᵀ q. The decay D
+is diagonal, one number for the whole state or one per key channel; it may differ from token to token. What a token
+writes is its value, u = v, or by the delta rule the part of it that the decayed state does not hold yet,
+u = β (v - (D S)ᵀ k). Within a chunk the writes of the delta rule solve a triangular system, so that all chunks are
+computed at once and only their states one after another (Yang et al. 2024, 2025; Kimi Team 2025).
+
+Shapes: B batch, H heads, T tokens, C size of a key, V size of a value, X decays of a token (1 or C), J chunks,
+M tokens of a chunk, W = V + C.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch._higher_order_ops.scan import scan
+from transformers.cache_utils import Cache
+from transformers.utils.generic import maybe_autocast
+
+from .linear_attention import chunks
+
+
+def recurrence(
+    query_BHTC: torch.Tensor,
+    key_BHTC: torch.Tensor,
+    value_BHTV: torch.Tensor,
+    log_decay_BHTX: torch.Tensor,
+    rate_BHT1: torch.Tensor | None = None,
+    state_BHCV: torch.Tensor | None = None,
+    chunk_size: int = 64,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run the state equation over rows of tokens, in float32 or better, under autocast too.
+
+    A token with a log decay of 0, and a rate or a key of 0, leaves the state as it is: so padding has to come in.
+
+    Args:
+        query_BHTC: what reads the state after its token is in.
+        key_BHTC, value_BHTV: what is written. Under the delta rule keys have a length of one at most.
+        log_decay_BHTX: log of the decay, zero or less.
+        rate_BHT1: β of the delta rule, without which values are written as they are.
+        state_BHCV: the state to start from; zeros by default.
+        chunk_size: longest chunk, in tokens; changes speed and memory only.
+
+    Returns:
+        Outputs `(B, H, T, V)` and the last state `(B, H, C, V)`, in the dtype of the computation.
+    """
+    dtype = torch.promote_types(torch.float32, query_BHTC.dtype)
+    query_BHTC, key_BHTC, value_BHTV, log_decay_BHTX = (
+        x.to(dtype) for x in (query_BHTC, key_BHTC, value_BHTV, log_decay_BHTX)
+    )
+    rate_BHT1 = None if rate_BHT1 is None else rate_BHT1.to(dtype)
+    if state_BHCV is None:
+        state_BHCV = value_BHTV.new_zeros(*key_BHTC.shape[:2], key_BHTC.shape[-1], value_BHTV.shape[-1])
+    tokens = (query_BHTC, key_BHTC, value_BHTV, log_decay_BHTX, rate_BHT1)
+    with maybe_autocast(query_BHTC.device.type, enabled=False):
+        if query_BHTC.shape[2] == 1:
+            return _one_token(tokens, state_BHCV.to(dtype))
+        return _in_chunks(tokens, state_BHCV.to(dtype), chunk_size)
+
+
+def cached_recurrence(
+    tokens: tuple[torch.Tensor, ...], chunk_size: int, cache: Cache | None, layer_idx: int
+) -> torch.Tensor:
+    """Outputs `(B, H, T, V)` of `recurrence`, for `tokens` in its order, from the state of a layer in the cache on."""
+    if cache is None:
+        return recurrence(*tokens, chunk_size=chunk_size)[0]
+    *inputs, rate = tokens if len(tokens) == 5 else (*tokens, None)
+    output_BHTV, state_BHCV = recurrence(*inputs, rate, cache.get_recurrent_state(layer_idx), chunk_size)
+    cache.update_recurrent_state(state_BHCV, layer_idx)
+    # Hugging Face marks a state as present when it stores a convolution, which a layer may not have.
+    layer: Any = cache.layers[layer_idx]
+    layer.has_previous_state[0] = True
+    return output_BHTV
+
+
+def chunk_shape(length: int, longest: int, by_channel: bool) -> tuple[int, int]:
+    """Number and size of the chunks of a row, the last one perhaps with room left.
+
+    Decays by channel need a power of two. In a compiled graph chunks have one size, and are never one alone: torch
+    would make another graph for that.
+    """
+    size = 1 << (longest.bit_length() - 1) if by_channel else longest
+    if torch.compiler.is_compiling():
+        return length // size + 2, size
+    if not by_channel:
+        return chunks(length, longest)
+    while size // 2 >= length:
+        size //= 2
+    return -(-length // size), size
+
+
+def recurrence_flops(length: int, longest: int, key: int, value: int, by_channel: bool, delta: bool) -> int:
+    """FLOPs of the matrix products for one head of one row."""
+    if length == 1:
+        return (4 if delta else 2) * key * value
+    number, size = chunk_shape(length, longest, by_channel)
+    scores = (size - 1 if by_channel else 2 * size) * size * key
+    flops = scores + 2 * size * (size * value + 2 * key * value)
+    if delta:
+        flops += scores + 2 * key * (size * (key + value) + key * value)
+    return number * flops
+
+
+def _one_token(tokens: tuple[torch.Tensor | None, ...], state_BHCV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The equation as it stands, for rows of one token."""
+    query_BHTC, key_BHTC, value_BHTV, log_decay_BHTX, rate_BHT1 = tokens
+    assert query_BHTC is not None and key_BHTC is not None and value_BHTV is not None and log_decay_BHTX is not None
+    state_BHCV = state_BHCV * log_decay_BHTX.exp().transpose(-1, -2)
+    if rate_BHT1 is not None:
+        value_BHTV = rate_BHT1 * (value_BHTV - key_BHTC @ state_BHCV)
+    state_BHCV = state_BHCV + key_BHTC.transpose(-1, -2) * value_BHTV
+    return query_BHTC @ state_BHCV, state_BHCV
+
+
+def _in_chunks(
+    tokens: tuple[torch.Tensor | None, ...], state_BHCV: torch.Tensor, longest: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """All chunks at once, each as a function of the state before it; these states in turn; then the outputs.
+
+    Under the delta rule a chunk writes `written - known @ state`, and so its effect on the state is a matrix.
+    """
+    assert tokens[0] is not None and tokens[3] is not None
+    length, by_channel = tokens[0].shape[2], tokens[3].shape[3] > 1
+    number, size = chunk_shape(length, longest, by_channel)
+    query_BHJMC, key_BHJMC, value_BHJMV, log_decay_BHJMX, rate_BHJM1 = (
+        None if x is None else nn.functional.pad(x, (0, 0, 0, number * size - length)).unflatten(2, (number, size))
+        for x in tokens
+    )
+    assert query_BHJMC is not None and key_BHJMC is not None and value_BHJMV is not None
+    assert log_decay_BHJMX is not None
+    age_BHJMX = log_decay_BHJMX.cumsum(3)  # log of the decay since the chunk began
+    score = _scores_by_channel if by_channel else _scores
+    left_BHJMC = key_BHJMC * (age_BHJMX[..., -1:, :] - age_BHJMX).exp()  # what is left of a key at the chunk's end
+    decay_BHJX1 = age_BHJMX[..., -1:, :].exp().transpose(-1, -2)
+    known_BHJMC = None
+    if rate_BHJM1 is None:
+        written_BHJMV, transition = value_BHJMV, decay_BHJX1
+    else:
+        rated_BHJMC = key_BHJMC * rate_BHJM1
+        system_BHJMM = score(rated_BHJMC, key_BHJMC, age_BHJMX)
+        sides_BHJMW = torch.cat((value_BHJMV * rate_BHJM1, rated_BHJMC * age_BHJMX.exp()), dim=-1)
+        solved_BHJMW = torch.linalg.solve_triangular(system_BHJMM, sides_BHJMW, upper=False, unitriangular=True)
+        written_BHJMV, known_BHJMC = solved_BHJMW.split((value_BHJMV.shape[-1], key_BHJMC.shape[-1]), dim=-1)
+        kept_BHJCC = torch.diag_embed(decay_BHJX1.squeeze(-1).expand(*key_BHJMC.shape[:3], key_BHJMC.shape[-1]))
+        transition = kept_BHJCC - left_BHJMC.transpose(-1, -2) @ known_BHJMC
+    states_BHJCV, state_BHCV = _states(transition, left_BHJMC.transpose(-1, -2) @ written_BHJMV, state_BHCV)
+    if known_BHJMC is not None:
+        written_BHJMV = written_BHJMV - known_BHJMC @ states_BHJCV
+    output_BHJMV = (query_BHJMC * age_BHJMX.exp()) @ states_BHJCV
+    output_BHJMV = output_BHJMV + score(query_BHJMC, key_BHJMC, age_BHJMX) @ written_BHJMV
+    return output_BHJMV.flatten(2, 3)[:, :, :length], state_BHCV
+
+
+def _scores(query_BHJMC: torch.Tensor, key_BHJMC: torch.Tensor, age_BHJM1: torch.Tensor) -> torch.Tensor:
+    """`(B, H, J, M, M)`: query · key, times the decay between the two; zero for later keys."""
+    power_BHJMM = age_BHJM1 - age_BHJM1.transpose(-1, -2)
+    later_MM = torch.ones_like(power_BHJMM[0, 0, 0], dtype=torch.bool).triu(1)
+    return (query_BHJMC @ key_BHJMC.transpose(-1, -2)) * power_BHJMM.masked_fill(later_MM, -torch.inf).exp()
+
+
+def _scores_by_channel(query_BHJMC: torch.Tensor, key_BHJMC: torch.Tensor, age_BHJMC: torch.Tensor) -> torch.Tensor:
+    """The same where each channel decays by itself, for chunks of a power of two.
+
+    The queries of a chunk's second half meet the keys of the first one at the border between them, to which both
+    decay, so that no exponent is positive; the halves go on by themselves. Nothing holds a number per query, key and
+    channel.
+    """
+    size = query_BHJMC.shape[-2]
+    if size == 1:
+        return (query_BHJMC * key_BHJMC).sum(-1, keepdim=True)
+    first, second = (..., slice(None, size // 2), slice(None)), (..., slice(size // 2, None), slice(None))
+    border = age_BHJMC[..., size // 2 - 1 : size // 2, :]
+    queries = query_BHJMC[second] * (age_BHJMC[second] - border).exp()
+    keys = key_BHJMC[first] * (border - age_BHJMC[first]).exp()
+    across = queries @ keys.transpose(-1, -2)
+    halves = (x.unflatten(-2, (2, size // 2)) for x in (query_BHJMC, key_BHJMC, age_BHJMC))
+    early, late = _scores_by_channel(*halves).unbind(-3)
+    return torch.cat((nn.functional.pad(early, (0, size // 2)), torch.cat((across, late), dim=-1)), dim=-2)
+
+
+def _states(
+    transition: torch.Tensor, writes_BHJCV: torch.Tensor, state_BHCV: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """States before each chunk `(B, H, J, C, V)`, and the last one; `transition` is diagonal, or a matrix `(C, C)`."""
+    step = _advance if transition.shape[-1] == 1 else _advance_by_matrix
+    if torch.compiler.is_compiling():  # one graph for any number of chunks, run by torch
+        last_BHCV, after_BHJCV = scan(step, state_BHCV, (transition, writes_BHJCV), dim=2)
+        return torch.cat((state_BHCV.unsqueeze(2), after_BHJCV[:, :, :-1]), dim=2), last_BHCV
+    before = []
+    for parts in zip(transition.unbind(2), writes_BHJCV.unbind(2), strict=True):
+        before.append(state_BHCV)
+        state_BHCV, _ = step(state_BHCV, parts)
+    return torch.stack(before, dim=2), state_BHCV
+
+
+def _advance(state_BHCV: torch.Tensor, parts: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    decay_BHX1, writes_BHCV = parts
+    state_BHCV = torch.addcmul(writes_BHCV, decay_BHX1, state_BHCV)
+    return state_BHCV, state_BHCV.clone()
+
+
+def _advance_by_matrix(state_BHCV: torch.Tensor, parts: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    transition_BHCC, writes_BHCV = parts
+    state_BHCV = writes_BHCV + transition_BHCC @ state_BHCV
+    return state_BHCV, state_BHCV.clone()
