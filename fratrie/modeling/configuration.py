@@ -107,6 +107,11 @@ class FratrieConfig(FratrieBaseConfig):
         sliding_window: reach of the sliding layers: the last `sliding_window` tokens where causal (two at least),
             that many to each side where bidirectional. Other layers do not read it.
         linear_chunk_size: longest chunk of the causal linear attention, in tokens; changes speed and memory only.
+        adaptive_span_limit, adaptive_span_ramp: of the mixer `"adaptive_span"` (Sukhbaatar et al. 2019), in tokens:
+            the longest span that a head can learn, `max_position_embeddings` by default; and over how many beyond its span
+            the weights fall to nothing, 32 by default.
+        adaptive_span_loss_coef: weight, in the training loss, of the mean span of the heads of a layer; 2e-6 by
+            default.
         mixer_input_norm, mixer_output_norm, feed_forward_input_norm, feed_forward_output_norm: `"layer_norm"`,
             `"rms_norm"` or `None` in the four slots of a block. `norm_slots` fills them for the usual layouts.
         first_input_norm: whether the first block, too, has the norm before its mixer; ModernBERT leaves it out, its
@@ -196,6 +201,9 @@ class FratrieConfig(FratrieBaseConfig):
     mixer_types: list[str] | None = None
     sliding_window: int | None = None
     linear_chunk_size: int = 64
+    adaptive_span_limit: int | None = None
+    adaptive_span_ramp: float | int | None = None
+    adaptive_span_loss_coef: float | int | None = None
 
     mixer_input_norm: NormType | None = None
     mixer_output_norm: NormType | None = None

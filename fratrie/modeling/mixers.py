@@ -1,5 +1,6 @@
 """The registry of mixers: what the names in `mixer_types` of the configuration stand for."""
 
+from .adaptive_span import AdaptiveSpanAttention
 from .attention import SoftmaxAttention
 from .latent_attention import LatentAttention
 from .linear_attention import LinearAttention
@@ -10,4 +11,5 @@ MIXERS: dict[str, type[Mixer]] = {
     "softmax": SoftmaxAttention,
     "linear": LinearAttention,
     "latent": LatentAttention,
+    "adaptive_span": AdaptiveSpanAttention,
 }

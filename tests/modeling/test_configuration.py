@@ -97,6 +97,12 @@ def training_loss(config):
     return forward(build(config).train(), labels=IDS).loss
 
 
+def span_gradients(config):
+    model = build(config).train()
+    forward(model, labels=IDS).loss.backward()
+    return [weight.grad for name, weight in model.named_parameters() if ".spans." in name]
+
+
 def training_logits_shape(config):
     return forward(build(config).train(), labels=IDS.where(IDS % 3 == 0, -100)).logits.shape
 
@@ -172,6 +178,7 @@ ROTARY = {"position_type": "rotary"}
 SPARSE = {"num_experts": 4}
 LATENT = {"kv_lora_rank": 8}
 GROUPED = {"num_experts": 8, "router_num_groups": 4}
+SPANS = {"mixer_types": ["adaptive_span"] * 2}
 DENSE_HEAD = {"classifier_hidden_sizes": [8]}
 IMAGE = {"patch_size": 4, "image_size": 8}
 MULTI = {"problem_type": "multi_label_classification"}
@@ -208,6 +215,9 @@ SHARED = {
     "sliding_window": Case(2, output, {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}),
     # A causal sum in other pieces differs in its last bits.
     "linear_chunk_size": Case(5, output, {"layer_types": ["linear_attention"] * 2}),
+    "adaptive_span_limit": Case(9, span_gradients, SPANS),
+    "adaptive_span_ramp": Case(3.5, output, SPANS),
+    "adaptive_span_loss_coef": Case(0.5, span_gradients, SPANS),
     "mixer_input_norm": Case("rms_norm", weights, {"mixer_input_norm": None}),
     "mixer_output_norm": Case("rms_norm", weights, {"norm_after_residual": False, "mixer_output_norm": None}),
     "feed_forward_input_norm": Case("rms_norm", weights, {"feed_forward_input_norm": None}),
