@@ -1,8 +1,8 @@
 """Softmax attention whose heads learn how far they look (Sukhbaatar et al. 2019).
 
 A head of span z gives a token at distance x the weight m(x) exp(score), where m(x) = clamp((R + z - x) / R, 0, 1)
-falls from 1 to 0 over a ramp of R tokens. That is the softmax of the scores plus log m, so that any kernel runs it which
-takes a bias.
+falls from 1 to 0 over a ramp of R tokens. That is the softmax of the scores plus log m, so that any kernel which takes
+a bias runs it.
 
 Shapes: B batch, T queries, S keys, D hidden, H heads.
 """

@@ -88,6 +88,15 @@ class Mixer(nn.Module):
         """Set fields that were left out to what follows from others, when a configuration is made."""
 
     @classmethod
+    def shared_class(cls, config: FratrieConfig) -> type[nn.Module] | None:
+        """What all its layers share: a class that the stack makes a module of, from the configuration.
+
+        Each layer finds it under the name of its mixer's class in `layout.shared`. Each of several devices has it
+        whole, and uses it for its own heads.
+        """
+        return None
+
+    @classmethod
     def check(cls, config: FratrieConfig, layer_type: str) -> None:
         """Refuse a configuration that this mixer cannot serve in a layer of `layer_type`.
 

@@ -4,6 +4,7 @@ from .adaptive_span import AdaptiveSpanAttention
 from .attention import SoftmaxAttention
 from .latent_attention import LatentAttention
 from .linear_attention import LinearAttention
+from .linformer import Linformer
 from .mixer import Mixer
 
 # New ones at the end: the first that suits a layer type is its default, unless a field enables another.
@@ -12,4 +13,5 @@ MIXERS: dict[str, type[Mixer]] = {
     "linear": LinearAttention,
     "latent": LatentAttention,
     "adaptive_span": AdaptiveSpanAttention,
+    "linformer": Linformer,
 }

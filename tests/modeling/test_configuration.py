@@ -178,6 +178,7 @@ ROTARY = {"position_type": "rotary"}
 SPARSE = {"num_experts": 4}
 LATENT = {"kv_lora_rank": 8}
 GROUPED = {"num_experts": 8, "router_num_groups": 4}
+LINFORMER = {"mixer_types": ["linformer"] * 2}
 SPANS = {"mixer_types": ["adaptive_span"] * 2}
 DENSE_HEAD = {"classifier_hidden_sizes": [8]}
 IMAGE = {"patch_size": 4, "image_size": 8}
@@ -272,6 +273,8 @@ SHARED = {
 }
 ENCODER = {
     **{name: case for name, case in SHARED.items() if name != "linear_chunk_size"},  # it acts where causal
+    "linformer_rank": Case(3, weights, LINFORMER),
+    "linformer_sharing": Case("key_value", weights, LINFORMER),
     "type_vocab_size": Case(2, weights),
     "patch_size": Case(2, image_weights, IMAGE),
     "image_size": Case(12, image_tokens, IMAGE),
@@ -323,7 +326,8 @@ def own_fields(config_class):
 
 @pytest.mark.parametrize("config_class", TABLES)
 def test_every_field_is_in_the_table(config_class):
-    untested = {"linear_chunk_size"} if config_class is FratrieEncoderConfig else set()
+    of_encoders = {"linformer_rank", "linformer_sharing"}
+    untested = {"linear_chunk_size"} if config_class is FratrieEncoderConfig else of_encoders
     assert set(TABLES[config_class]) == own_fields(config_class) - untested
 
 
