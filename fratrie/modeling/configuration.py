@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 PositionType = Literal["learned", "sinusoidal", "rotary", "relative", "alibi", "none"]
 NormType = Literal["layer_norm", "rms_norm"]
 Pooling = Literal["first", "mean", "last"]
+LinformerSharing = Literal["none", "headwise", "key_value", "layerwise"]
 SinusoidLayout = Literal["interleaved", "halves"]
 RouterScoring = Literal["softmax", "sigmoid"]
 RouterLossScope = Literal["layer", "model"]
@@ -122,6 +123,16 @@ class FratrieConfig(FratrieBaseConfig):
             and biases of the maps into and out of the mixer (no).
         mamba_time_step_limit: there, smallest and largest step; no limits by default.
         linear_chunk_size: longest chunk of the causal linear mixers, in tokens; changes speed and memory only.
+        adaptive_span_limit, adaptive_span_ramp: of the mixer `"adaptive_span"` (Sukhbaatar et al. 2019), in tokens:
+            the longest span that a head can learn, `max_position_embeddings` by default; and over how many beyond its
+            span the weights fall to nothing, 32 by default.
+        adaptive_span_loss_coef: weight, in the training loss, of the mean span of the heads of a layer; 2e-6 by
+            default.
+        linformer_rank: of the mixer `"linformer"` (Wang et al. 2020), which is bidirectional: number of rows that keys
+            and values of a text are mixed into; a quarter of `max_position_embeddings` by default.
+        linformer_sharing: how far one map from positions to rows reaches: to one key-value head and to keys or values
+            alone (`"none"`), to all heads of a layer (`"headwise"`, the default), to its keys and values
+            (`"key_value"`), or to all layers (`"layerwise"`).
         mixer_input_norm, mixer_output_norm, feed_forward_input_norm, feed_forward_output_norm: `"layer_norm"`,
             `"rms_norm"` or `None` in the four slots of a block. `norm_slots` fills them for the usual layouts.
         first_input_norm: whether the first block, too, has the norm before its mixer; ModernBERT leaves it out, its
@@ -224,6 +235,11 @@ class FratrieConfig(FratrieBaseConfig):
     mamba_conv_bias: bool | None = None
     mamba_proj_bias: bool | None = None
     mamba_time_step_limit: list[float | int] | None = None
+    adaptive_span_limit: int | None = None
+    adaptive_span_ramp: float | int | None = None
+    adaptive_span_loss_coef: float | int | None = None
+    linformer_rank: int | None = None
+    linformer_sharing: LinformerSharing | None = None
 
     mixer_input_norm: NormType | None = None
     mixer_output_norm: NormType | None = None

@@ -14,7 +14,14 @@ from transformers.utils.generic import ModelOutput
 from .chunked_loss import chunked_cross_entropy
 from .configuration import FratrieConfig, FratrieEncoderConfig
 from .experts import RouterLosses, needs_router_logits
-from .losses import guess_problem_type, sequence_classification_loss, share_of_batch, token_cross_entropy
+from .losses import (
+    add_mixer_losses,
+    guess_problem_type,
+    has_mixer_losses,
+    sequence_classification_loss,
+    share_of_batch,
+    token_cross_entropy,
+)
 from .normalization import build_norm
 from .outputs import FratrieModelOutput
 from .pretrained import FratriePreTrainedModel
@@ -105,12 +112,20 @@ class HeadModel(FratriePreTrainedModel):
         """
         is_training = self.training and call.labels is not None
         recorded = needs_router_logits(self.config, is_training, call.output_router_logits)
-        outputs: FratrieModelOutput = self.model(**inputs, output_router_logits=recorded, return_dict=True, **kwargs)
+        outputs: FratrieModelOutput = self.model(
+            **inputs,
+            output_router_logits=recorded,
+            output_mixer_losses=is_training and has_mixer_losses(self.config),
+            return_dict=True,
+            **kwargs,
+        )
         assert outputs.last_hidden_state is not None
         loss, logits = self.apply_head(outputs.last_hidden_state, inputs, call)
         router = RouterLosses.of(self.config, outputs.router_logits, inputs.get("attention_mask"))
+        share = share_of_batch(call.labels, call.num_items_in_batch)
+        loss = router.add_to(loss, self.config, share)
         return self.output_class(
-            loss=router.add_to(loss, self.config, share_of_batch(call.labels, call.num_items_in_batch)),
+            loss=add_mixer_losses(loss, outputs.mixer_losses, share),
             logits=logits,
             aux_loss=router.balance,
             z_loss=router.z,

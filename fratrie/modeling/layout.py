@@ -48,6 +48,7 @@ class Layout:
         masks: by kind; one mask, or one per group.
         biases: position bias `(1, H, T, S)` by layer type, of the longest documents; empty where there is none.
         rotations: rotary cosines and sines by layer type; empty where there are none.
+        shared: what the layers of a mixer share, by the name of its class.
         encoder_mask: mask of the states of an encoder, for cross-attention.
         has_packed_rows: whether some row of the caller holds several documents.
     """
@@ -57,6 +58,7 @@ class Layout:
     masks: dict[MaskKind, Any] = field(default_factory=dict)
     biases: dict[str, torch.Tensor] = field(default_factory=dict)
     rotations: dict[str, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    shared: dict[str, nn.Module] = field(default_factory=dict)
     encoder_mask: Any = None
     has_packed_rows: bool = False
 

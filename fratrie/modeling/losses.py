@@ -3,7 +3,7 @@
 The number is that of the batch, or `num_items_in_batch`, that of a global batch of which this one is a part: so
 neither micro-batches, nor packing, nor the number of processes change the loss. The balancing loss of experts is the
 exception: a product of means over each micro-batch, of which the mean is taken (see `share_of_batch`); it and the
-other losses of routers are in `experts.py`.
+other losses of routers are in `experts.py`. What mixers add is taken so as well.
 
 Shapes: B batch, T positions, N targets, V vocabulary, M labels.
 """
@@ -16,6 +16,20 @@ from torch import nn
 from .configuration import FratrieConfig
 
 IGNORED = -100
+
+
+def has_mixer_losses(config: FratrieConfig) -> bool:
+    """Whether some layer's mixer has a part in the training loss."""
+    return any(mixer.has_loss for mixer in config.mixers)
+
+
+def add_mixer_losses(
+    loss: torch.Tensor | None, mixer_losses: tuple[torch.Tensor, ...] | None, share: torch.Tensor | float
+) -> torch.Tensor | None:
+    """Add what mixers passed through a `MixerLoss` to the loss of a head, `share` of it (see `share_of_batch`)."""
+    if loss is None or not mixer_losses:
+        return loss
+    return loss + sum((share * extra).to(loss.device) for extra in mixer_losses)
 
 
 def token_cross_entropy(

@@ -112,6 +112,11 @@ def build_mask(
     return None if given.padding is None else given.padding[:, -states.shape[1] :]
 
 
+def real_tokens_first(mask_BT: torch.Tensor) -> torch.Tensor:
+    """The places `(B, T)` of each row in an order that puts real tokens before padding, and else changes none."""
+    return (mask_BT == 0).long().argsort(dim=1, stable=True)
+
+
 def ready_mask(mask: torch.Tensor, dtype: torch.dtype, implementation: str | None) -> torch.Tensor:
     """A mask `(B, 1, T, S)` of the caller's own, true or 0 where a query sees a key, as the implementation takes it.
 

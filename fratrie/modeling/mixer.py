@@ -38,6 +38,8 @@ class Mixer(nn.Module):
         keeps_tokens: whether its cache holds something for every token, as keys and values are. Such a cache knows how
             many tokens it has seen, and can be exported.
         fits_paged_cache: whether continuous batching can serve it.
+        adds_to_scores: whether it adds numbers of its own to the scores, which flash attention cannot.
+        has_loss: whether it has a part in the training loss, which it passes through a `MixerLoss`.
     """
 
     layer_types: ClassVar[tuple[str, ...]]
@@ -49,6 +51,8 @@ class Mixer(nn.Module):
     mask_form: ClassVar[MaskForm] = "padding"
     keeps_tokens: ClassVar[bool] = False
     fits_paged_cache: ClassVar[bool] = False
+    adds_to_scores: ClassVar[bool] = False
+    has_loss: ClassVar[bool] = False
 
     def __init__(self, config: FratrieConfig, layer_idx: int) -> None:
         super().__init__()
@@ -82,6 +86,15 @@ class Mixer(nn.Module):
     @classmethod
     def fill_defaults(cls, config: FratrieConfig) -> None:
         """Set fields that were left out to what follows from others, when a configuration is made."""
+
+    @classmethod
+    def shared_class(cls, config: FratrieConfig) -> type[nn.Module] | None:
+        """What all its layers share: a class that the stack makes a module of, from the configuration.
+
+        Each layer finds it under the name of its mixer's class in `layout.shared`. Each of several devices has it
+        whole, and uses it for its own heads.
+        """
+        return None
 
     @classmethod
     def check(cls, config: FratrieConfig, layer_type: str) -> None:
@@ -123,6 +136,14 @@ class Mixer(nn.Module):
         raise ValueError(
             f"The activations of a {cls.__name__} have no formula: give it a class method `activation_numbers`."
         )
+
+
+class MixerLoss(nn.Module):
+    """What a mixer adds to the training loss passes through this, where the pass of a head finds it."""
+
+    def forward(self, loss: torch.Tensor) -> torch.Tensor:
+        """Hand on a weighed loss, a single number."""
+        return loss
 
 
 class AttentionMixer(Mixer):

@@ -1,8 +1,10 @@
 """The registry of mixers: what the names in `mixer_types` of the configuration stand for."""
 
+from .adaptive_span import AdaptiveSpanAttention
 from .attention import SoftmaxAttention
 from .latent_attention import LatentAttention
 from .linear_attention import LinearAttention
+from .linformer import Linformer
 from .mixer import Mixer
 from .performer import Performer
 from .recurrent import GRU, LSTM, RNN
@@ -22,4 +24,6 @@ MIXERS: dict[str, type[Mixer]] = {
     "short_conv": ShortConvolution,
     "retention": Retention,
     "ssd": StateSpace,
+    "adaptive_span": AdaptiveSpanAttention,
+    "linformer": Linformer,
 }

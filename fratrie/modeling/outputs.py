@@ -30,6 +30,7 @@ class ModelKwargs(TypedDict, total=False):
     max_length_k: int | None
     seq_idx: torch.Tensor | None
     shift_labels: torch.Tensor | None
+    output_mixer_losses: bool | None
 
 
 # What some model of ours or of Hugging Face takes, and what it does there.
@@ -73,10 +74,14 @@ def refuse_foreign_arguments(model: object, kwargs: Mapping[str, object]) -> Non
 
 @dataclass
 class FratrieModelOutput(BaseModelOutputWithPastAndCrossAttentions):
-    """Output of a stack; `router_logits` holds `(B · T, E)` a sparse layer, `pooler_output` `(B, D)`."""
+    """Output of a stack; `router_logits` holds `(B · T, E)` a sparse layer, `pooler_output` `(B, D)`.
+
+    `mixer_losses` are what mixers add to the training loss, weighed.
+    """
 
     pooler_output: torch.Tensor | None = None
     router_logits: tuple[torch.Tensor, ...] | None = None
+    mixer_losses: tuple[torch.Tensor, ...] | None = None
 
 
 @dataclass
@@ -126,10 +131,11 @@ class FratrieTokenClassifierOutput(TokenClassifierOutput):
 
 @dataclass
 class FratrieSeq2SeqModelOutput(Seq2SeqModelOutput):
-    """The router logits of both stacks."""
+    """The router logits of both stacks, and what mixers of either add to the training loss."""
 
     encoder_router_logits: tuple[torch.Tensor, ...] | None = None
     decoder_router_logits: tuple[torch.Tensor, ...] | None = None
+    mixer_losses: tuple[torch.Tensor, ...] | None = None
 
 
 @dataclass

@@ -19,6 +19,8 @@ def tensor_parallel_plan(config: "FratrieConfig") -> Plan:
         own = _within("mixer", mixer.tensor_parallel_plan(config))
         assert all(plan.get(name, style) == style for name, style in own.items()), "one plan names all layers"
         plan |= own
+        if mixer.shared_class(config) is not None:
+            plan[f"shared.{mixer.__name__}"] = "shared_by_heads"
     if getattr(config, "add_cross_attention", False):
         from .attention import CrossAttention  # here, since it is built on configurations
 

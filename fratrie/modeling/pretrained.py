@@ -17,7 +17,8 @@ from .base_configuration import require_tokens_in_vocabulary
 from .block import Block
 from .configuration import FratrieConfig
 from .experts import Router
-from .mixer import Mixer
+from .losses import has_mixer_losses
+from .mixer import Mixer, MixerLoss
 from .parallel import check_parallelism, make_encoder_callable
 
 logger = logging.get_logger(__name__)
@@ -49,6 +50,7 @@ class FratriePreTrainedModel(PreTrainedModel):
         "attentions": OutputRecorder(Mixer, index=1, layer_name="mixer"),
         "cross_attentions": OutputRecorder(CrossAttention, index=1),
         "router_logits": OutputRecorder(Router, index=0),
+        "mixer_losses": OutputRecorder(MixerLoss, index=0),
     }
 
     # How to load checkpoints of foreign model types, filled by `fratrie.conversion`.
@@ -131,11 +133,14 @@ class FratriePreTrainedModel(PreTrainedModel):
     ) -> None:
         """Recompute activations in the backward pass (see Hugging Face's method).
 
-        Sparse layers are never checkpointed in the re-entrant way: their balancing losses would lose the gradient.
+        Layers with losses of their own, of a router or a mixer, are never checkpointed in the re-entrant way: these
+        losses would lose the gradient.
         """
         options = dict(activation_checkpointing_kwargs or {})
-        if options.get("use_reentrant") and any(config.num_experts for config in self.stack_configs()):
-            logger.warning_once("use_reentrant=True would hide the router from its balancing losses: set to False.")
+        if options.get("use_reentrant") and any(
+            config.num_experts or has_mixer_losses(config) for config in self.stack_configs()
+        ):
+            logger.warning_once("use_reentrant=True would hide layers from their own losses: set to False.")
             options["use_reentrant"] = False
         super().activation_checkpointing_enable(options or None, *args, **kwargs)
 
@@ -145,6 +150,11 @@ class FratriePreTrainedModel(PreTrainedModel):
                 raise ValueError(
                     f"position_type={config.position_type!r} adds a bias to the attention scores, which "
                     "flash attention cannot: use attn_implementation='sdpa', or rotary positions."
+                )
+            if any(mixer.adds_to_scores for mixer in config.mixers):
+                raise ValueError(
+                    f"mixer_types={config.mixer_types} add to the attention scores, which flash attention cannot: use "
+                    "attn_implementation='sdpa'."
                 )
         return super()._flash_attn_can_dispatch(*args, **kwargs)
 

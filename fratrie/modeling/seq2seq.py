@@ -21,7 +21,7 @@ from .encoder import FratrieEncoderModel
 from .experts import RouterLosses, needs_router_logits
 from .heads import BiasedOutputLayer, predict_tokens
 from .layout import RECORDS
-from .losses import IGNORED, share_of_batch
+from .losses import IGNORED, add_mixer_losses, has_mixer_losses, share_of_batch
 from .outputs import FratrieModelOutput, FratrieSeq2SeqLMOutput, FratrieSeq2SeqModelOutput, ModelKwargs
 from .pretrained import FratriePreTrainedModel
 from .seq2seq_configuration import FratrieSeq2SeqConfig
@@ -189,6 +189,11 @@ class FratrieSeq2SeqModel(FratrieSeq2SeqPreTrainedModel):
             encoder_attentions=encoder_outputs.attentions,
             encoder_router_logits=getattr(encoder_outputs, "router_logits", None),
             decoder_router_logits=decoder_outputs.router_logits,
+            mixer_losses=(
+                *(getattr(encoder_outputs, "mixer_losses", None) or ()),
+                *(decoder_outputs.mixer_losses or ()),
+            )
+            or None,
         )
 
 
@@ -291,6 +296,7 @@ class FratrieSeq2SeqForConditionalGeneration(FratrieSeq2SeqPreTrainedModel, Gene
         """
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        is_training = self.training and labels is not None
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -302,9 +308,9 @@ class FratrieSeq2SeqForConditionalGeneration(FratrieSeq2SeqPreTrainedModel, Gene
             decoder_inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
             output_router_logits=any(
-                needs_router_logits(stack, self.training and labels is not None, output_router_logits)
-                for stack in self.config.stacks
+                needs_router_logits(stack, is_training, output_router_logits) for stack in self.config.stacks
             ),
+            output_mixer_losses=is_training and any(has_mixer_losses(stack) for stack in self.config.stacks),
             return_dict=True,
             **kwargs,
         )
@@ -322,6 +328,7 @@ class FratrieSeq2SeqForConditionalGeneration(FratrieSeq2SeqPreTrainedModel, Gene
             share = share_of_batch(labels, num_items_in_batch)
             loss = encoder_router.add_to(loss, encoder_config, share)
             loss = decoder_router.add_to(loss, decoder_config, share)
+            loss = add_mixer_losses(loss, outputs.mixer_losses, share)
         return FratrieSeq2SeqLMOutput(
             loss=loss,
             logits=logits,

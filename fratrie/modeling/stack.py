@@ -51,6 +51,8 @@ class FratrieStack(FratriePreTrainedModel):
         self.position_bias = build_position_bias(config)
         self.embedding_norm = norm(config.embedding_norm)
         self.embedding_dropout = nn.Dropout(config.embedding_dropout)
+        shared = {mixer.__name__: mixer.shared_class(config) for mixer in config.mixers}
+        self.shared = nn.ModuleDict({name: made(config) for name, made in shared.items() if made is not None})
         self.layers = nn.ModuleList(Block(config, index) for index in range(config.num_hidden_layers))
         self.norm = norm(config.final_norm)
         self.layer_types = tuple(config.layer_types or ())
@@ -138,7 +140,8 @@ class FratrieStack(FratriePreTrainedModel):
             )
 
     def complete(self, layout: Layout, hidden_states: torch.Tensor, past: Cache | None) -> None:
-        """Give a layout what the mixers of this device's layers need: masks, position biases, rotary turns."""
+        """Give a layout what the mixers of this device's layers need: masks, position biases, turns, shared parts."""
+        layout.shared = dict(self.shared.items())
         held = held_layers(self.layers)
         kinds = [(self.mixers[index].mask_form, self.layer_types[index]) for index in held]
         layout.add_masks(self.config, kinds, hidden_states, past)

@@ -64,7 +64,8 @@ class FrozenStates:
 def frozen_depth(model: PreTrainedModel) -> int:
     """Number of layers, from the embeddings up, whose states training cannot change.
 
-    It is 0 for a model that is not ours, and where one of these layers is sparse: the losses of its router count.
+    It is 0 for a model that is not ours, and where one of these layers is sparse, or its mixer has a loss: these
+    losses count.
     """
     stack = model.base_model
     if not isinstance(stack, FratrieStack):
@@ -73,7 +74,8 @@ def frozen_depth(model: PreTrainedModel) -> int:
     trained = [name.split(".") for name, weight in stack.named_parameters() if weight.requires_grad]
     depths = [int(rest[0]) if part == "layers" else above.get(part, 0) for part, *rest in trained]
     depth = min(depths, default=len(stack.layers))
-    return 0 if "sparse" in (stack.config.mlp_layer_types or [])[:depth] else depth
+    has_losses = any(mixer.has_loss for mixer in stack.config.mixers[:depth])
+    return 0 if has_losses or "sparse" in (stack.config.mlp_layer_types or [])[:depth] else depth
 
 
 def keep_states(

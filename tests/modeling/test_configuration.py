@@ -97,6 +97,12 @@ def training_loss(config):
     return forward(build(config).train(), labels=IDS).loss
 
 
+def span_gradients(config):
+    model = build(config).train()
+    forward(model, labels=IDS).loss.backward()
+    return [weight.grad for name, weight in model.named_parameters() if ".spans." in name]
+
+
 def training_logits_shape(config):
     return forward(build(config).train(), labels=IDS.where(IDS % 3 == 0, -100)).logits.shape
 
@@ -175,6 +181,8 @@ PERFORMER = {"mixer_types": ["performer"] * 2}
 SHORT = {"layer_types": ["conv", "full_attention"]}
 MAMBA = {"mixer_types": ["ssd", "softmax"]}
 GROUPED = {"num_experts": 8, "router_num_groups": 4}
+LINFORMER = {"mixer_types": ["linformer"] * 2}
+SPANS = {"mixer_types": ["adaptive_span"] * 2}
 DENSE_HEAD = {"classifier_hidden_sizes": [8]}
 IMAGE = {"patch_size": 4, "image_size": 8}
 MULTI = {"problem_type": "multi_label_classification"}
@@ -212,6 +220,9 @@ SHARED = {
     "linear_feature_map": Case("relu", output, {"layer_types": ["linear_attention"] * 2}),
     "performer_num_features": Case(5, output, PERFORMER),
     "performer_seed": Case(7, output, PERFORMER),
+    "adaptive_span_limit": Case(9, span_gradients, SPANS),
+    "adaptive_span_ramp": Case(3.5, output, SPANS),
+    "adaptive_span_loss_coef": Case(0.5, span_gradients, SPANS),
     "mixer_input_norm": Case("rms_norm", weights, {"mixer_input_norm": None}),
     "mixer_output_norm": Case("rms_norm", weights, {"norm_after_residual": False, "mixer_output_norm": None}),
     "feed_forward_input_norm": Case("rms_norm", weights, {"feed_forward_input_norm": None}),
@@ -279,8 +290,14 @@ CAUSAL = {
     "mamba_proj_bias": Case(True, weights, MAMBA),
     "mamba_time_step_limit": Case([0.5, 2], output, MAMBA),
 }
+# Of what runs where bidirectional alone.
+BIDIRECTIONAL = {
+    "linformer_rank": Case(3, weights, LINFORMER),
+    "linformer_sharing": Case("key_value", weights, LINFORMER),
+}
 ENCODER = {
     **SHARED,
+    **BIDIRECTIONAL,
     "type_vocab_size": Case(2, weights),
     "patch_size": Case(2, image_weights, IMAGE),
     "image_size": Case(12, image_tokens, IMAGE),
@@ -333,7 +350,7 @@ def own_fields(config_class):
 
 @pytest.mark.parametrize("config_class", TABLES)
 def test_every_field_is_in_the_table(config_class):
-    untested = set(CAUSAL) if config_class is FratrieEncoderConfig else set()
+    untested = set(CAUSAL) if config_class is FratrieEncoderConfig else set(BIDIRECTIONAL)
     assert set(TABLES[config_class]) == own_fields(config_class) - untested
 
 
