@@ -100,13 +100,18 @@ class FratrieConfig(FratrieBaseConfig):
         layer_types: Hugging Face's type of each layer, which decides its mask and its cache: `"full_attention"` (the
             default), `"sliding_attention"`, `"linear_attention"`.
         mixer_types: the mixer of each layer: `"softmax"` (under full or sliding attention), `"latent"` (under full
-            attention, with `kv_lora_rank`), `"linear"` (under linear attention), or what else `mixers.MIXERS` holds.
+            attention, with `kv_lora_rank`), `"linear"` (under linear attention), `"reformer"` (under full attention),
+            or what else `mixers.MIXERS` holds.
             Whoever gives one of these two lists gets the other derived from it, full attention for `"softmax"`, and
             latents for full attention where `kv_lora_rank` is set. Left out of config.json where `layer_types` tell
             it.
         sliding_window: reach of the sliding layers: the last `sliding_window` tokens where causal (two at least),
             that many to each side where bidirectional. Other layers do not read it.
         linear_chunk_size: longest chunk of the causal linear attention, in tokens; changes speed and memory only.
+        reformer_num_buckets, reformer_num_hashes: of attention by hashing (`"reformer"`, Kitaev et al. 2020), the
+            number of buckets of a round, 1 or even (32 by default), and of rounds (4).
+        reformer_window: how many tokens of its bucket a query sees before it, and where bidirectional behind it (64).
+        reformer_seed: what the directions of the hash are drawn from (0).
         mixer_input_norm, mixer_output_norm, feed_forward_input_norm, feed_forward_output_norm: `"layer_norm"`,
             `"rms_norm"` or `None` in the four slots of a block. `norm_slots` fills them for the usual layouts.
         first_input_norm: whether the first block, too, has the norm before its mixer; ModernBERT leaves it out, its
@@ -196,6 +201,10 @@ class FratrieConfig(FratrieBaseConfig):
     mixer_types: list[str] | None = None
     sliding_window: int | None = None
     linear_chunk_size: int = 64
+    reformer_num_buckets: int | None = None
+    reformer_num_hashes: int | None = None
+    reformer_window: int | None = None
+    reformer_seed: int | None = None
 
     mixer_input_norm: NormType | None = None
     mixer_output_norm: NormType | None = None

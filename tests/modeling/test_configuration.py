@@ -171,6 +171,7 @@ class Case:
 ROTARY = {"position_type": "rotary"}
 SPARSE = {"num_experts": 4}
 LATENT = {"kv_lora_rank": 8}
+REFORMER = {"mixer_types": ["reformer"] * 2, "reformer_num_buckets": 4}
 GROUPED = {"num_experts": 8, "router_num_groups": 4}
 DENSE_HEAD = {"classifier_hidden_sizes": [8]}
 IMAGE = {"patch_size": 4, "image_size": 8}
@@ -208,6 +209,10 @@ SHARED = {
     "sliding_window": Case(2, output, {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}),
     # A causal sum in other pieces differs in its last bits.
     "linear_chunk_size": Case(5, output, {"layer_types": ["linear_attention"] * 2}),
+    "reformer_num_buckets": Case(2, output, REFORMER),
+    "reformer_num_hashes": Case(1, output, REFORMER),
+    "reformer_window": Case(1, output, REFORMER),
+    "reformer_seed": Case(7, output, REFORMER),
     "mixer_input_norm": Case("rms_norm", weights, {"mixer_input_norm": None}),
     "mixer_output_norm": Case("rms_norm", weights, {"norm_after_residual": False, "mixer_output_norm": None}),
     "feed_forward_input_norm": Case("rms_norm", weights, {"feed_forward_input_norm": None}),
