@@ -21,7 +21,7 @@ from .validation import check_stack, mixer_registry, require
 if TYPE_CHECKING:
     from .mixer import Mixer
 
-PositionType = Literal["learned", "sinusoidal", "rotary", "relative", "alibi", "none"]
+PositionType = Literal["learned", "axial", "sinusoidal", "rotary", "relative", "alibi", "none"]
 NormType = Literal["layer_norm", "rms_norm"]
 Pooling = Literal["first", "mean", "last"]
 SinusoidLayout = Literal["interleaved", "halves"]
@@ -86,9 +86,12 @@ class FratrieConfig(FratrieBaseConfig):
         q_lora_rank: size of a latent vector between the hidden state and its queries; none by default.
         qk_nope_head_dim, v_head_dim: with latents, the unturned part of a query or key head, and the size of a value
             head; `head_dim` by default.
-        position_type: `"learned"`, `"sinusoidal"` (Vaswani et al. 2017), `"rotary"` (Su et al. 2021), `"relative"`
-            (the bucketed bias of T5, Raffel et al. 2020), `"alibi"` (Press et al. 2022) or `"none"`.
-        max_position_embeddings: number of learned positions, and the length the other kinds are meant for.
+        position_type: `"learned"`, `"axial"` (vectors of the rows and the columns of a grid, Kitaev et al. 2020),
+            `"sinusoidal"` (Vaswani et al. 2017), `"rotary"` (Su et al. 2021), `"relative"` (the bucketed bias of T5,
+            Raffel et al. 2020), `"alibi"` (Press et al. 2022) or `"none"`.
+        max_position_embeddings: number of learned or axial positions, and the length the other kinds are meant for.
+        axial_shape: rows and columns of the grid, with a place for each position; by default a square.
+        axial_dims: sizes of the vectors of a row and of a column, together `hidden_size`; by default half of it each.
         position_offset: rows of the learned table before that of the first position (RoBERTa and BART keep two that no
             token uses); the table has `max_position_embeddings + position_offset` rows.
         sinusoid_layout: sines and cosines in turn (`"interleaved"`), or all sines before all cosines (`"halves"`).
@@ -190,6 +193,8 @@ class FratrieConfig(FratrieBaseConfig):
 
     position_type: PositionType = "learned"
     max_position_embeddings: int = 512
+    axial_shape: list[int] | None = None
+    axial_dims: list[int] | None = None
     position_offset: int = 0
     sinusoid_layout: SinusoidLayout = "interleaved"
     rope_parameters: RopeParameters | dict | None = None
@@ -488,7 +493,7 @@ class FratrieEncoderConfig(FratrieConfig):
             f"image_size={self.image_size} must be a multiple of patch_size={self.patch_size}.",
         )
         require(
-            self.position_type != "learned" or self.max_position_embeddings > self.num_patches,
+            self.position_type not in ("learned", "axial") or self.max_position_embeddings > self.num_patches,
             f"max_position_embeddings={self.max_position_embeddings} are too few for an image of {self.num_patches} "
             f"patches and the vector before them: use {self.num_patches + 1}.",
         )

@@ -198,6 +198,8 @@ SHARED = {
     "v_head_dim": Case(6, weights, LATENT),
     "position_type": Case("alibi", weights),
     "max_position_embeddings": Case(40, weights),
+    "axial_shape": Case([4, 8], weights, {"position_type": "axial"}),
+    "axial_dims": Case([4, 12], weights, {"position_type": "axial"}),
     "position_offset": Case(2, weights, {"position_type": "learned"}),
     "sinusoid_layout": Case("halves", output, {"position_type": "sinusoidal"}),
     "rope_interleaved": Case(True, output, ROTARY),
