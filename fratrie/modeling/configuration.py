@@ -121,6 +121,9 @@ class FratrieConfig(FratrieBaseConfig):
             embeddings being normed already (Warner et al. 2024).
         norm_after_residual: the output norms act on the sum of residual and branch (post-norm) instead of on the
             branch alone.
+        reversible: let two residual streams take turns, so that training computes the inputs of the layers anew from
+            their outputs and keeps none (Gomez et al. 2017). Trained so, a model is of another kind: its layers read
+            other states than those of a stack with one stream.
         embedding_norm, final_norm: norm after the embeddings, and after the last block.
         norm_eps: epsilon of every norm.
         mlp_layer_types: `"dense"` or `"sparse"` (mixture of experts) per layer; by default all sparse with
@@ -217,6 +220,7 @@ class FratrieConfig(FratrieBaseConfig):
     feed_forward_output_norm: NormType | None = None
     first_input_norm: bool = True
     norm_after_residual: bool = False
+    reversible: bool = False
     embedding_norm: NormType | None = None
     final_norm: NormType | None = None
     norm_eps: float | int = 1e-5

@@ -186,6 +186,16 @@ def _check_mixers(config: "FratrieConfig") -> None:
         not config.norm_after_residual or bool(config.mixer_output_norm or config.feed_forward_output_norm),
         "norm_after_residual=True has no use without mixer_output_norm or feed_forward_output_norm.",
     )
+    require(
+        not (config.reversible and config.norm_after_residual),
+        "reversible=True adds branches to streams as they are, but norm_after_residual=True norms the sum: use "
+        "norm_slots('pre') or norm_slots('sandwich').",
+    )
+    require(
+        not (config.reversible and config.num_experts),
+        f"reversible=True computes layers anew, where the losses of a router would lose their gradient: leave out "
+        f"num_experts={config.num_experts}.",
+    )
 
 
 def _check_unused_fields(config: "FratrieConfig", name: str, mixer: type["Mixer"]) -> None:

@@ -225,6 +225,7 @@ SHARED = {
     "norm_after_residual": Case(
         True, output, {**norm_slots("sandwich"), "norm_after_residual": False, "final_norm": None}
     ),
+    "reversible": Case(True, output, {"norm_after_residual": False}),
     "embedding_norm": Case("rms_norm", weights, {"embedding_norm": None}),
     "final_norm": Case("rms_norm", weights, {"final_norm": None}),
     "norm_eps": Case(0.5, output),
