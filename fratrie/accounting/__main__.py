@@ -124,7 +124,7 @@ def _checked_length(config: PreTrainedConfig, length: int | None) -> int:
         if length not in (None, image):
             raise ValueError(f"--length {length}: an image of this model is {image} tokens.")
         return image
-    if length and length > longest and any(stack.position_type == "learned" for stack in stacks):
+    if length and length > longest and any(stack.position_type in ("learned", "axial") for stack in stacks):
         raise ValueError(f"--length {length} is more than the model's max_position_embeddings={longest}.")
     return length or min(2048, longest)
 

@@ -14,6 +14,7 @@ from ..modeling.attention import CrossAttention
 from ..modeling.experts import MixtureOfExperts
 from ..modeling.heads import SequenceClassifier
 from ..modeling.mixer import Mixer
+from ..modeling.stack import FratrieStack
 from .parameters import build_on_meta, require_positive
 
 
@@ -31,31 +32,44 @@ def forward_flops(config: PreTrainedConfig, batch_size: int, length: int, source
     """
     source = length if source_length is None else source_length
     require_positive(batch_size=batch_size, length=length, source_length=source)
-    model = build_on_meta(config)
+    return batch_size * _flops_of_modules(build_on_meta(config), length, source, set())
+
+
+def _flops_of_modules(model: nn.Module, length: int, source: int, stacks: set[str]) -> int:
+    """FLOPs of one row: of the whole model, or only of the layers of the named stacks."""
     pooled = isinstance(model, SequenceClassifier)
     total = 0
     for name, module in model.named_modules():
+        if stacks and not any(name.startswith(f"{stack}.layers.".lstrip(".")) for stack in stacks):
+            continue
         of_source = "encoder." in name or name.endswith(("cross_attention.k_proj", "cross_attention.v_proj"))
         tokens = source if of_source else length
         if name.startswith("pooler") or (pooled and name.startswith("classifier")):
             tokens = 1
         total += _module_flops(module, tokens, source)
-    return batch_size * total
+    return total
 
 
 def training_flops(config: PreTrainedConfig, batch_size: int, length: int, source_length: int | None = None) -> int:
     """FLOPs of the forward and backward pass of a training step, arguments and errors as for `forward_flops`.
 
     Each product has two gradients of equal cost, so a step is three forward passes, less the gradients that nobody
-    asks for (those of pixels). The optimizer is not counted, nor what a fused attention kernel computes anew: its
-    backward pass forms the scores a second time, one product more than the four of the gradients.
+    asks for (those of pixels). Reversible layers are computed once more. The optimizer is not counted, nor what a
+    fused attention kernel computes anew: its backward pass forms the scores a second time, one product more than the
+    four of the gradients.
 
     Equal to what `torch.utils.flop_counter` counts with eager attention. With `"sdpa"` that counter adds the scores
     formed anew on a GPU, and misses all of the attention on a CPU, whose kernel it does not know.
     """
     forward = forward_flops(config, batch_size, length, source_length)
-    unasked = sum(_flops_without_gradient(module, length) for module in build_on_meta(config).modules())
-    return 3 * forward - batch_size * unasked
+    model = build_on_meta(config)
+    unasked = sum(_flops_without_gradient(module, length) for module in model.modules())
+    reversible = {
+        name for name, stack in model.named_modules() if isinstance(stack, FratrieStack) and stack.config.reversible
+    }
+    source = length if source_length is None else source_length
+    anew = _flops_of_modules(model, length, source, reversible) if reversible else 0
+    return 3 * forward + batch_size * (anew - unasked)
 
 
 def flops_per_token(config: PreTrainedConfig, length: int, training: bool = False) -> float:

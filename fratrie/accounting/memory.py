@@ -70,6 +70,8 @@ def activation_bytes(
     - in a feed-forward F for the input of the activation and F for its output, 2·F more where gated; in a mixture of
       experts the same and 2·D for each chosen expert.
 
+    Reversible layers keep three times D numbers in float32 or better, all of them together.
+
     To that come a byte for each number that passes a dropout, and V float32 probabilities of the output layer.
 
     Kernels are taken to be fused. On a CPU torch keeps more, in numbers of `dtype`:
@@ -100,12 +102,16 @@ def activation_bytes(
         norms = sum(getattr(stack, slot) is not None for slot in slots)
         dropouts = branches * bool(stack.hidden_dropout)
         layers = zip(stack.mixers, stack.layer_types, stack.mlp_layer_types, strict=True)
+        layers_total = 0.0
         for mixer, layer_type, mlp_type in layers:
             numbers = mixer.activation_numbers(stack, layer_type, tokens, dtype) + norms * stack.hidden_size
             if branches == 3:
                 numbers += CrossAttention.projection_numbers(stack, source / tokens)
             feed_forward, masks = _feed_forward_numbers(stack, mlp_type)
-            total += tokens * ((numbers + feed_forward) * dtype.itemsize + masks + dropouts * stack.hidden_size)
+            layers_total += tokens * ((numbers + feed_forward) * dtype.itemsize + masks + dropouts * stack.hidden_size)
+        if stack.reversible:  # what enters, and two streams, whatever the number of layers
+            layers_total = tokens * 3 * stack.hidden_size * torch.promote_types(torch.float32, dtype).itemsize
+        total += layers_total
         ends = sum(norm is not None for norm in (stack.embedding_norm, stack.final_norm))
         if getattr(stack, "patch_size", None):
             total += stack.num_channels * stack.image_size**2 * dtype.itemsize

@@ -37,7 +37,7 @@ ROLES = {
     "experts' down projection": r".*\.experts\.down_proj",
     "shared experts": r".*\.shared_experts\.\w+\.weight",
     "head": r"(head_dense|pooler\.dense|classifier\.(dense\.\d+|out_proj))\.weight",
-    "position embedding": r".*embed_positions\.weight",
+    "position embedding": r".*embed_positions\.(rows\.|columns\.)?weight",
     OTHER_MIXERS: r"(?!)",  # what no line above names
     "token type embedding": r".*embed_token_types\.weight",
     "image token": r".*embed_tokens\.image_token",

@@ -5,6 +5,7 @@ Pre-norm, post-norm and sandwich norm differ only in which slots the configurati
 Shapes: B batch, T queries, S keys, D hidden, H heads.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from .experts import MixtureOfExperts
 from .feed_forward import FeedForward
 from .layout import Layout
 from .normalization import build_norm
+
+Branch = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Block(GradientCheckpointingLayer):
@@ -78,22 +81,34 @@ class Block(GradientCheckpointingLayer):
             cache: the past, extended in place.
             **kwargs: for the attention implementation.
         """
-        branch, _ = self.mixer(
-            self.mixer_input_norm(hidden_states),
-            layout=layout,
-            position_bias=position_bias,
-            cache=cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache,
-            **kwargs,
-        )
-        hidden_states = self.join(hidden_states, branch, self.mixer_output_norm)
+        for branch, output_norm in self.branches(encoder_hidden_states, position_bias, layout, cache, **kwargs):
+            hidden_states = self.join(hidden_states, branch(hidden_states), output_norm)
+        return hidden_states
+
+    def branches(
+        self,
+        encoder_hidden_states: torch.Tensor | None,
+        position_bias: torch.Tensor | None,
+        layout: Layout,
+        cache: Cache | None,
+        **kwargs: Any,
+    ) -> list[tuple[Branch, nn.Module]]:
+        """The branches in their order, as functions of the residual stream, each with its output norm."""
+
+        def mix(hidden_states: torch.Tensor) -> torch.Tensor:
+            own_cache = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
+            states = self.mixer_input_norm(hidden_states)
+            return self.mixer(states, layout=layout, position_bias=position_bias, cache=own_cache, **kwargs)[0]
+
+        def attend_encoder(hidden_states: torch.Tensor) -> torch.Tensor:
+            assert self.cross_attention is not None
+            states = self.cross_attention_input_norm(hidden_states)
+            return self.cross_attention(states, encoder_hidden_states, layout=layout, cache=cache, **kwargs)[0]
+
+        def feed_forward(hidden_states: torch.Tensor) -> torch.Tensor:
+            return self.feed_forward(self.feed_forward_input_norm(hidden_states))
+
+        branches: list[tuple[Branch, nn.Module]] = [(mix, self.mixer_output_norm)]
         if self.cross_attention is not None and encoder_hidden_states is not None:
-            branch, _ = self.cross_attention(
-                self.cross_attention_input_norm(hidden_states),
-                encoder_hidden_states,
-                layout=layout,
-                cache=cache,
-                **kwargs,
-            )
-            hidden_states = self.join(hidden_states, branch, self.cross_attention_output_norm)
-        branch = self.feed_forward(self.feed_forward_input_norm(hidden_states))
-        return self.join(hidden_states, branch, self.feed_forward_output_norm)
+            branches.append((attend_encoder, self.cross_attention_output_norm))
+        return [*branches, (feed_forward, self.feed_forward_output_norm)]

@@ -21,7 +21,7 @@ from .validation import check_stack, mixer_registry, require
 if TYPE_CHECKING:
     from .mixer import Mixer
 
-PositionType = Literal["learned", "sinusoidal", "rotary", "relative", "alibi", "none"]
+PositionType = Literal["learned", "axial", "sinusoidal", "rotary", "relative", "alibi", "none"]
 NormType = Literal["layer_norm", "rms_norm"]
 Pooling = Literal["first", "mean", "last"]
 LinformerSharing = Literal["none", "headwise", "key_value", "layerwise"]
@@ -88,9 +88,12 @@ class FratrieConfig(FratrieBaseConfig):
         q_lora_rank: size of a latent vector between the hidden state and its queries; none by default.
         qk_nope_head_dim, v_head_dim: with latents, the unturned part of a query or key head, and the size of a value
             head; `head_dim` by default.
-        position_type: `"learned"`, `"sinusoidal"` (Vaswani et al. 2017), `"rotary"` (Su et al. 2021), `"relative"`
-            (the bucketed bias of T5, Raffel et al. 2020), `"alibi"` (Press et al. 2022) or `"none"`.
-        max_position_embeddings: number of learned positions, and the length the other kinds are meant for.
+        position_type: `"learned"`, `"axial"` (vectors of the rows and the columns of a grid, Kitaev et al. 2020),
+            `"sinusoidal"` (Vaswani et al. 2017), `"rotary"` (Su et al. 2021), `"relative"` (the bucketed bias of T5,
+            Raffel et al. 2020), `"alibi"` (Press et al. 2022) or `"none"`.
+        max_position_embeddings: number of learned or axial positions, and the length the other kinds are meant for.
+        axial_shape: rows and columns of the grid, with a place for each position; by default a square.
+        axial_dims: sizes of the vectors of a row and of a column, together `hidden_size`; by default half of it each.
         position_offset: rows of the learned table before that of the first position (RoBERTa and BART keep two that no
             token uses); the table has `max_position_embeddings + position_offset` rows.
         sinusoid_layout: sines and cosines in turn (`"interleaved"`), or all sines before all cosines (`"halves"`).
@@ -102,7 +105,8 @@ class FratrieConfig(FratrieBaseConfig):
         layer_types: Hugging Face's type of each layer, which decides its mask and its cache: `"full_attention"` (the
             default), `"sliding_attention"`, `"linear_attention"`, `"conv"`.
         mixer_types: the mixer of each layer: `"softmax"` (under full or sliding attention), `"latent"` (under full
-            attention, with `kv_lora_rank`), `"linear"` (under linear attention), or what else `mixers.MIXERS` holds.
+            attention, with `kv_lora_rank`), `"linear"` (under linear attention), `"reformer"` (under full attention),
+            or what else `mixers.MIXERS` holds.
             Whoever gives one of these two lists gets the other derived from it, full attention for `"softmax"`, and
             latents for full attention where `kv_lora_rank` is set. Left out of config.json where `layer_types` tell
             it.
@@ -133,12 +137,19 @@ class FratrieConfig(FratrieBaseConfig):
         linformer_sharing: how far one map from positions to rows reaches: to one key-value head and to keys or values
             alone (`"none"`), to all heads of a layer (`"headwise"`, the default), to its keys and values
             (`"key_value"`), or to all layers (`"layerwise"`).
+        reformer_num_buckets, reformer_num_hashes: of attention by hashing (`"reformer"`, Kitaev et al. 2020), the
+            number of buckets of a round, 1 or even (32 by default), and of rounds (4).
+        reformer_window: how many tokens of its bucket a query sees before it, and where bidirectional behind it (64).
+        reformer_seed: what the directions of the hash are drawn from (0).
         mixer_input_norm, mixer_output_norm, feed_forward_input_norm, feed_forward_output_norm: `"layer_norm"`,
             `"rms_norm"` or `None` in the four slots of a block. `norm_slots` fills them for the usual layouts.
         first_input_norm: whether the first block, too, has the norm before its mixer; ModernBERT leaves it out, its
             embeddings being normed already (Warner et al. 2024).
         norm_after_residual: the output norms act on the sum of residual and branch (post-norm) instead of on the
             branch alone.
+        reversible: let two residual streams take turns, so that training computes the inputs of the layers anew from
+            their outputs and keeps none (Gomez et al. 2017). Trained so, a model is of another kind: its layers read
+            other states than those of a stack with one stream.
         embedding_norm, final_norm: norm after the embeddings, and after the last block.
         norm_eps: epsilon of every norm.
         mlp_layer_types: `"dense"` or `"sparse"` (mixture of experts) per layer; by default all sparse with
@@ -211,6 +222,8 @@ class FratrieConfig(FratrieBaseConfig):
 
     position_type: PositionType = "learned"
     max_position_embeddings: int = 512
+    axial_shape: list[int] | None = None
+    axial_dims: list[int] | None = None
     position_offset: int = 0
     sinusoid_layout: SinusoidLayout = "interleaved"
     rope_parameters: RopeParameters | dict | None = None
@@ -240,6 +253,10 @@ class FratrieConfig(FratrieBaseConfig):
     adaptive_span_loss_coef: float | int | None = None
     linformer_rank: int | None = None
     linformer_sharing: LinformerSharing | None = None
+    reformer_num_buckets: int | None = None
+    reformer_num_hashes: int | None = None
+    reformer_window: int | None = None
+    reformer_seed: int | None = None
 
     mixer_input_norm: NormType | None = None
     mixer_output_norm: NormType | None = None
@@ -247,6 +264,7 @@ class FratrieConfig(FratrieBaseConfig):
     feed_forward_output_norm: NormType | None = None
     first_input_norm: bool = True
     norm_after_residual: bool = False
+    reversible: bool = False
     embedding_norm: NormType | None = None
     final_norm: NormType | None = None
     norm_eps: float | int = 1e-5
@@ -531,7 +549,7 @@ class FratrieEncoderConfig(FratrieConfig):
             f"image_size={self.image_size} must be a multiple of patch_size={self.patch_size}.",
         )
         require(
-            self.position_type != "learned" or self.max_position_embeddings > self.num_patches,
+            self.position_type not in ("learned", "axial") or self.max_position_embeddings > self.num_patches,
             f"max_position_embeddings={self.max_position_embeddings} are too few for an image of {self.num_patches} "
             f"patches and the vector before them: use {self.num_patches + 1}.",
         )

@@ -11,6 +11,7 @@ from .recurrent import GRU, LSTM, RNN
 from .retention import Retention
 from .short_convolution import ShortConvolution
 from .ssd import StateSpace
+from .reformer import ReformerAttention
 
 # New ones at the end: the first that suits a layer type is its default, unless a field enables another.
 MIXERS: dict[str, type[Mixer]] = {
@@ -26,4 +27,5 @@ MIXERS: dict[str, type[Mixer]] = {
     "ssd": StateSpace,
     "adaptive_span": AdaptiveSpanAttention,
     "linformer": Linformer,
+    "reformer": ReformerAttention,
 }

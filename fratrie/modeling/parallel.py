@@ -83,6 +83,11 @@ def check_parallelism(model: Any, distributed: DistributedConfig, configs: tuple
             f"tp_size={size}: Hugging Face splits latent attention by one head_dim, but encoder and decoder have "
             f"head_dim={head_dims}: make them equal."
         )
+    if (distributed.pp_size or 1) > 1 and any(config.reversible for config in configs):
+        raise ValueError(
+            f"pp_size={distributed.pp_size}: the stages of a pipeline hand on one stream, but reversible=True has "
+            "two: use tp_size."
+        )
     if (distributed.pp_size or 1) > 1 and "lm_head" not in model.pp_plan:
         raise ValueError(
             f"pp_size={distributed.pp_size}: Hugging Face's pipeline runs language models that decode, not "

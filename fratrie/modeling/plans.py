@@ -49,7 +49,7 @@ def expert_parallel_plan(config: "FratrieConfig") -> Plan | None:
 
 def pipeline_parallel_plan(config: "FratrieConfig") -> Plan | None:
     """Each device holds some layers; `None` for what Hugging Face's pipeline cannot run (see `check_parallelism`)."""
-    if not config.is_causal_stack or getattr(config, "add_cross_attention", False):
+    if not config.is_causal_stack or getattr(config, "add_cross_attention", False) or config.reversible:
         return None
     plan: Plan = {
         "embed_tokens": (["input_ids"], ["inputs_embeds"]),

@@ -1,7 +1,7 @@
 """How a stack knows the order of its tokens.
 
-Learned and sinusoidal positions are added to the embeddings, rotary ones turn queries and keys, relative and ALiBi
-ones are added to the attention scores.
+Learned, axial and sinusoidal positions are added to the embeddings, rotary ones turn queries and keys, relative and
+ALiBi ones are added to the attention scores.
 
 Shapes: B batch, T queries, S keys, D hidden, H heads, C head size, R rotated part of a head.
 """
@@ -18,6 +18,22 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, dynamic_rope_u
 from .configuration import FratrieConfig
 
 
+def require_places(position_ids_BT: torch.Tensor, most: int) -> None:
+    """Refuse positions beyond the `most` that a model has.
+
+    Raises:
+        ValueError: with the length of the text.
+    """
+    if torch.compiler.is_compiling() or not position_ids_BT.numel():
+        return
+    longest = int(position_ids_BT.max()) + 1
+    if longest > most:
+        raise ValueError(
+            f"A text of {longest} tokens is longer than the model's max_position_embeddings={most}: truncate it "
+            "(truncation=True), ask for fewer max_new_tokens, or train with more positions."
+        )
+
+
 class LearnedPositions(nn.Embedding):
     """A trained vector per position, after `offset` rows that belong to none."""
 
@@ -31,14 +47,33 @@ class LearnedPositions(nn.Embedding):
         Raises:
             ValueError: when a position lies beyond the table.
         """
-        if not torch.compiler.is_compiling() and position_ids_BT.numel():
-            longest, most = int(position_ids_BT.max()) + 1, self.num_embeddings - self.offset
-            if longest > most:
-                raise ValueError(
-                    f"A text of {longest} tokens is longer than the model's max_position_embeddings={most}: truncate "
-                    "it (truncation=True), ask for fewer max_new_tokens, or train with more positions."
-                )
+        require_places(position_ids_BT, self.num_embeddings - self.offset)
         return super().forward(position_ids_BT + self.offset)
+
+
+class AxialPositions(nn.Module):
+    """Positions as places of a grid: a trained vector of its row beside one of its column (Kitaev et al. 2020).
+
+    A grid of n rows and m columns has n·m places for n + m vectors. Texts of any length up to
+    `max_position_embeddings` fill it line by line.
+    """
+
+    def __init__(self, config: FratrieConfig) -> None:
+        super().__init__()
+        (rows, columns), sizes = axial_grid(config)
+        self.most = config.max_position_embeddings
+        self.rows = nn.Embedding(rows, sizes[0])
+        self.columns = nn.Embedding(columns, sizes[1])
+
+    def forward(self, position_ids_BT: torch.Tensor) -> torch.Tensor:
+        """Return the vectors `(B, T, D)` of the positions.
+
+        Raises:
+            ValueError: when a position lies beyond the model's.
+        """
+        require_places(position_ids_BT, self.most)
+        columns = self.columns.num_embeddings
+        return torch.cat((self.rows(position_ids_BT // columns), self.columns(position_ids_BT % columns)), dim=-1)
 
 
 class SinusoidalPositions(nn.Module):
@@ -192,11 +227,22 @@ class AlibiPositionBias(nn.Module):
         return -(self.slopes_H[:, None, None] * distance_TS).unsqueeze(0)
 
 
+def axial_grid(config: FratrieConfig) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Rows and columns of the grid of axial positions, and the sizes of their vectors: as given, else halves."""
+    side = math.isqrt(config.max_position_embeddings - 1) + 1  # the smallest square that has a place for each
+    rows, columns = config.axial_shape or (side, side)
+    half = config.hidden_size // 2
+    first, second = config.axial_dims or (half, config.hidden_size - half)
+    return (rows, columns), (first, second)
+
+
 def build_position_embeddings(config: FratrieConfig) -> nn.Module | None:
     """What is added to the embeddings for their positions."""
     match config.position_type:
         case "learned":
             return LearnedPositions(config.max_position_embeddings, config.hidden_size, config.position_offset)
+        case "axial":
+            return AxialPositions(config)
         case "sinusoidal":
             return SinusoidalPositions(config.hidden_size, config.sinusoid_layout)
     return None

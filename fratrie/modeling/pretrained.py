@@ -20,6 +20,7 @@ from .experts import Router
 from .losses import has_mixer_losses
 from .mixer import Mixer, MixerLoss
 from .parallel import check_parallelism, make_encoder_callable
+from .reversible import ReversibleBlock
 
 logger = logging.get_logger(__name__)
 
@@ -37,7 +38,7 @@ class FratriePreTrainedModel(PreTrainedModel):
     config: Any
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _no_split_modules = ["Block"]  # noqa: RUF012 (Hugging Face's form)
+    _no_split_modules = ["Block", "ReversibleBlock"]  # noqa: RUF012 (Hugging Face's form)
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
@@ -143,6 +144,9 @@ class FratriePreTrainedModel(PreTrainedModel):
             logger.warning_once("use_reentrant=True would hide layers from their own losses: set to False.")
             options["use_reentrant"] = False
         super().activation_checkpointing_enable(options or None, *args, **kwargs)
+        for block in [module for module in self.modules() if isinstance(module, ReversibleBlock)]:
+            logger.warning_once("The layers of a reversible stack are computed anew in any case: not checkpointed.")
+            block.gradient_checkpointing = False
 
     def _flash_attn_can_dispatch(self, *args: Any, **kwargs: Any) -> bool:
         for config in self.stack_configs():

@@ -21,6 +21,7 @@ from .parallel import cache_of_layers, held_layers
 from .patches import PatchEmbedding
 from .positions import build_position_bias, build_position_embeddings, build_rotary_embeddings
 from .pretrained import FratriePreTrainedModel
+from .reversible import ReversibleBlock, ReversibleLayers
 
 
 class FratrieStack(FratriePreTrainedModel):
@@ -53,7 +54,8 @@ class FratrieStack(FratriePreTrainedModel):
         self.embedding_dropout = nn.Dropout(config.embedding_dropout)
         shared = {mixer.__name__: mixer.shared_class(config) for mixer in config.mixers}
         self.shared = nn.ModuleDict({name: made(config) for name, made in shared.items() if made is not None})
-        self.layers = nn.ModuleList(Block(config, index) for index in range(config.num_hidden_layers))
+        block = ReversibleBlock if config.reversible else Block
+        self.layers = nn.ModuleList(block(config, index) for index in range(config.num_hidden_layers))
         self.norm = norm(config.final_norm)
         self.layer_types = tuple(config.layer_types or ())
         self.mixers = tuple(config.mixers)
@@ -129,6 +131,11 @@ class FratrieStack(FratriePreTrainedModel):
     def _check_first_layer(
         self, first_layer: int, inputs: dict[str, torch.Tensor | None], cache: Cache | None
     ) -> None:
+        if first_layer and self.config.reversible:
+            raise ValueError(
+                f"first_layer={first_layer}: what enters a layer of a reversible stack are two streams, not "
+                "inputs_embeds: set reversible=False, or give first_layer=0."
+            )
         if not 0 <= first_layer <= len(self.layers):
             raise ValueError(f"first_layer={first_layer}: give 0 to {len(self.layers)}, the number of layers.")
         if first_layer and (
@@ -176,6 +183,12 @@ class FratrieStack(FratriePreTrainedModel):
             )
         # Early exit (Elhoushi et al. 2024) lowers the number of layers for a while.
         layers = list(self.layers)[: self.config.num_hidden_layers]
+        if self.config.reversible:
+            shared = dict(layout.biases)
+            if encoder_hidden_states is not None:
+                shared["encoder"] = encoder_hidden_states
+            passed = ReversibleLayers(layers, self.layer_types, {**kwargs, "layout": layout}, hidden_states.dtype)
+            return FratrieModelOutput(last_hidden_state=self.norm(passed.run(hidden_states, shared)))
         for index in held_layers(layers):
             if index < first_layer:
                 continue

@@ -81,7 +81,8 @@ def _check_sizes(config: "FratrieConfig") -> None:
 
 def _check_positions(config: "FratrieConfig") -> None:
     uses = {"position_offset": ("learned", 0), "sinusoid_layout": ("sinusoidal", "interleaved"),
-            "rope_interleaved": ("rotary", False)}  # fmt: skip
+            "rope_interleaved": ("rotary", False), "axial_shape": ("axial", None),
+            "axial_dims": ("axial", None)}  # fmt: skip
     for name, (kind, neutral) in uses.items():
         require(
             config.position_type == kind or getattr(config, name) == neutral,
@@ -89,6 +90,7 @@ def _check_positions(config: "FratrieConfig") -> None:
             f"or set position_type={kind!r}.",
         )
     require(config.position_offset >= 0, f"position_offset={config.position_offset} must not be negative.")
+    _check_axial(config)
     if config.position_type == "sinusoidal":
         require(config.hidden_size % 2 == 0, f"sinusoidal positions need an even hidden_size, not "
                       f"{config.hidden_size}.")  # fmt: skip
@@ -104,6 +106,28 @@ def _check_positions(config: "FratrieConfig") -> None:
             f"{config.relative_max_distance} leave no room: use at least {2 * directions} buckets and a distance "
             f"above {exact}.",
         )
+
+
+def _check_axial(config: "FratrieConfig") -> None:
+    for name in ("axial_shape", "axial_dims"):
+        value = getattr(config, name)
+        require(
+            value is None or (len(value) == 2 and min(value) >= 1),
+            f"{name}={value} must be two positive numbers: of the rows and of the columns of the grid.",
+        )
+    require(
+        config.axial_shape is None or math.prod(config.axial_shape) >= config.max_position_embeddings,
+        f"axial_shape={config.axial_shape} has no place for max_position_embeddings={config.max_position_embeddings}: "
+        "make the grid larger, or this number smaller.",
+    )
+    require(
+        config.axial_dims is None or sum(config.axial_dims) == config.hidden_size,
+        f"axial_dims={config.axial_dims} must sum to hidden_size={config.hidden_size}.",
+    )
+    require(
+        config.position_type != "axial" or config.hidden_size != 1,
+        f"axial positions need a hidden_size of at least 2, not {config.hidden_size}.",
+    )
 
 
 def _check_rotary(config: "FratrieConfig") -> None:
@@ -161,6 +185,16 @@ def _check_mixers(config: "FratrieConfig") -> None:
     require(
         not config.norm_after_residual or bool(config.mixer_output_norm or config.feed_forward_output_norm),
         "norm_after_residual=True has no use without mixer_output_norm or feed_forward_output_norm.",
+    )
+    require(
+        not (config.reversible and config.norm_after_residual),
+        "reversible=True adds branches to streams as they are, but norm_after_residual=True norms the sum: use "
+        "norm_slots('pre') or norm_slots('sandwich').",
+    )
+    require(
+        not (config.reversible and config.num_experts),
+        f"reversible=True computes layers anew, where the losses of a router would lose their gradient: leave out "
+        f"num_experts={config.num_experts}.",
     )
 
 

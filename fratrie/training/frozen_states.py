@@ -64,11 +64,11 @@ class FrozenStates:
 def frozen_depth(model: PreTrainedModel) -> int:
     """Number of layers, from the embeddings up, whose states training cannot change.
 
-    It is 0 for a model that is not ours, and where one of these layers is sparse, or its mixer has a loss: these
-    losses count.
+    It is 0 for a model that is not ours, where one of these layers is sparse, or its mixer has a loss (these losses
+    count), and for a reversible stack, whose layers are entered by two streams.
     """
     stack = model.base_model
-    if not isinstance(stack, FratrieStack):
+    if not isinstance(stack, FratrieStack) or stack.config.reversible:
         return 0
     above = {"norm": len(stack.layers), "pooler": len(stack.layers)}
     trained = [name.split(".") for name, weight in stack.named_parameters() if weight.requires_grad]

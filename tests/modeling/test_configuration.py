@@ -180,6 +180,7 @@ LATENT = {"kv_lora_rank": 8}
 PERFORMER = {"mixer_types": ["performer"] * 2}
 SHORT = {"layer_types": ["conv", "full_attention"]}
 MAMBA = {"mixer_types": ["ssd", "softmax"]}
+REFORMER = {"mixer_types": ["reformer"] * 2, "reformer_num_buckets": 4}
 GROUPED = {"num_experts": 8, "router_num_groups": 4}
 LINFORMER = {"mixer_types": ["linformer"] * 2}
 SPANS = {"mixer_types": ["adaptive_span"] * 2}
@@ -208,6 +209,8 @@ SHARED = {
     "v_head_dim": Case(6, weights, LATENT),
     "position_type": Case("alibi", weights),
     "max_position_embeddings": Case(40, weights),
+    "axial_shape": Case([4, 8], weights, {"position_type": "axial"}),
+    "axial_dims": Case([4, 12], weights, {"position_type": "axial"}),
     "position_offset": Case(2, weights, {"position_type": "learned"}),
     "sinusoid_layout": Case("halves", output, {"position_type": "sinusoidal"}),
     "rope_interleaved": Case(True, output, ROTARY),
@@ -223,6 +226,10 @@ SHARED = {
     "adaptive_span_limit": Case(9, span_gradients, SPANS),
     "adaptive_span_ramp": Case(3.5, output, SPANS),
     "adaptive_span_loss_coef": Case(0.5, span_gradients, SPANS),
+    "reformer_num_buckets": Case(2, output, REFORMER),
+    "reformer_num_hashes": Case(1, output, REFORMER),
+    "reformer_window": Case(1, output, REFORMER),
+    "reformer_seed": Case(7, output, REFORMER),
     "mixer_input_norm": Case("rms_norm", weights, {"mixer_input_norm": None}),
     "mixer_output_norm": Case("rms_norm", weights, {"norm_after_residual": False, "mixer_output_norm": None}),
     "feed_forward_input_norm": Case("rms_norm", weights, {"feed_forward_input_norm": None}),
@@ -233,6 +240,7 @@ SHARED = {
     "norm_after_residual": Case(
         True, output, {**norm_slots("sandwich"), "norm_after_residual": False, "final_norm": None}
     ),
+    "reversible": Case(True, output, {"norm_after_residual": False}),
     "embedding_norm": Case("rms_norm", weights, {"embedding_norm": None}),
     "final_norm": Case("rms_norm", weights, {"final_norm": None}),
     "norm_eps": Case(0.5, output),

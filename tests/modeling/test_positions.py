@@ -11,6 +11,8 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import apply_rotary_po
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 from transformers.models.modernbert.modeling_modernbert import ModernBertRotaryEmbedding
+from transformers.models.reformer.configuration_reformer import ReformerConfig
+from transformers.models.reformer.modeling_reformer import AxialPositionEmbeddings
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from fratrie import FratrieDecoderConfig, FratrieDecoderModel, FratrieEncoderConfig, FratrieEncoderModel
@@ -127,6 +129,53 @@ def test_a_model_with_an_offset_reads_no_row_before_it(model_class):
         weight.data.copy_(kept)
     with pytest.raises(ValueError, match=r"65 tokens.*max_position_embeddings=64"):
         model(torch.ones(1, 65, dtype=torch.long))
+
+
+# --- axial ---------------------------------------------------------------------------------------------------------
+
+
+def test_axial_positions_equal_hugging_faces_for_a_text_of_any_length():
+    """Theirs pads a text that it learns from to the whole grid."""
+    config = FratrieDecoderConfig(
+        **{**TINY, "max_position_embeddings": 11}, position_type="axial", axial_shape=[4, 3], axial_dims=[8, 24]
+    )
+    ours = FratrieDecoderModel(config).embed_positions
+    theirs = AxialPositionEmbeddings(
+        ReformerConfig(hidden_size=32, axial_pos_shape=[4, 3], axial_pos_embds_dim=[8, 24])
+    ).eval()
+    theirs.weights[0].data, theirs.weights[1].data = ours.rows.weight.data[:, None], ours.columns.weight.data[None]
+    for length in (1, 3, 7, 11):
+        places = torch.arange(length)[None].expand(2, -1)
+        assert torch.equal(ours(places), theirs(places))
+    assert len({tuple(vector.tolist()) for vector in ours(torch.arange(11)[None])[0]}) == 11
+    with pytest.raises(ValueError, match=r"12 tokens.*max_position_embeddings=11.*truncat"):
+        ours(torch.tensor([[0, 11]]))
+
+
+@pytest.mark.parametrize("positions, side", [(1, 1), (4, 2), (64, 8), (65, 9), (512, 23)])
+def test_the_grid_is_the_smallest_square_by_default(positions, side):
+    config = FratrieEncoderConfig(
+        **{**TINY, "hidden_size": 33, "head_dim": 4, "max_position_embeddings": positions}, position_type="axial"
+    )
+    table = FratrieEncoderModel(config).embed_positions
+    assert table.rows.weight.shape == (side, 16) and table.columns.weight.shape == (side, 17)
+    assert table(torch.arange(positions)[None]).shape == (1, positions, 33)
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"axial_shape": [4, 15]}, r"axial_shape=\[4, 15\] has no place for max_position_embeddings=64"),
+        ({"axial_shape": [64]}, r"axial_shape=\[64\] must be two positive numbers"),
+        ({"axial_dims": [32, 0]}, r"axial_dims=\[32, 0\] must be two positive numbers"),
+        ({"axial_dims": [16, 8]}, r"axial_dims=\[16, 8\] must sum to hidden_size=32"),
+        ({"axial_shape": [8, 8], "position_type": "learned"}, r"axial_shape=\[8, 8\] has no use with position_type="),
+        ({"hidden_size": 1, "num_attention_heads": 1}, r"hidden_size of at least 2, not 1"),
+    ],
+)
+def test_a_grid_without_room_is_refused_by_name(fields, message):
+    with pytest.raises(ValueError, match=message):
+        FratrieEncoderConfig(**{**TINY, "position_type": "axial", **fields})
 
 
 # --- rotary --------------------------------------------------------------------------------------------------------
@@ -412,7 +461,7 @@ def test_alibi_penalty_is_slope_times_distance(causal):
 
 # --- in a model ----------------------------------------------------------------------------------------------------
 
-POSITION_TYPES = ["learned", "sinusoidal", "rotary", "relative", "alibi"]
+POSITION_TYPES = ["learned", "axial", "sinusoidal", "rotary", "relative", "alibi"]
 
 
 @pytest.mark.parametrize("position_type", ["sinusoidal", "rotary", "alibi"])
