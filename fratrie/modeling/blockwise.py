@@ -216,6 +216,11 @@ class Kept(NamedTuple):
         grad_BKGTC = grad_BKGTC.to(log_total_BKGT.dtype)
         return cls(grad_BKGTC, (grad_BKGTC * mixed_BKGTC).sum(-1), log_total_BKGT)
 
+    def at(self, queries: range) -> "Kept":
+        """A view of some of the queries."""
+        here = slice(queries.start, queries.stop)
+        return Kept(cut(self.grad_BKGTC, queries), self.slope_BKGT[..., here], self.log_total_BKGT[..., here])
+
 
 def add_keys(state: RunningSoftmax, operands: Operands, call: Call) -> None:
     """Take keys and values into the sums of the queries."""
@@ -230,16 +235,15 @@ def add_gradients(gradients: Operands, operands: Operands, kept: Kept, call: Cal
     query_BKGTC, key_BKSC, value_BKSC, _ = operands
     fine = kept.log_total_BKGT.dtype
     for rows, columns, seen in call.blocks(query_BKGTC.shape[3], key_BKSC.shape[2], query_BKGTC.device):
-        here = slice(rows.start, rows.stop)
-        grad_BKGRC, slope_BKGR1 = cut(kept.grad_BKGTC, rows), kept.slope_BKGT[..., here, None]
+        grad_BKGRC, slope_BKGR, log_total_BKGR = kept.at(rows)
         scores_BKGRL = _block_scores(operands, rows, columns, seen, call.scale)
-        weights_BKGRL = torch.exp(scores_BKGRL - finite(kept.log_total_BKGT[..., here, None]))
+        weights_BKGRL = torch.exp(scores_BKGRL - finite(log_total_BKGR)[..., None])
         factor = call.kept(rows, columns, weights_BKGRL)
         query_BKGRC, key_BKLC, value_BKLC = (
             cut(x, places).to(fine) for x, places in ((query_BKGTC, rows), (key_BKSC, columns), (value_BKSC, columns))
         )
         mixing_BKGRL = torch.einsum("bkgrc,bklc->bkgrl", grad_BKGRC, value_BKLC) * factor
-        grad_scores_BKGRL = weights_BKGRL * (mixing_BKGRL - slope_BKGR1)
+        grad_scores_BKGRL = weights_BKGRL * (mixing_BKGRL - slope_BKGR[..., None])
         grad_value_BKLC = torch.einsum("bkgrl,bkgrc->bklc", weights_BKGRL * factor, grad_BKGRC)
         grad_query_BKGRC = torch.einsum("bkgrl,bklc->bkgrc", grad_scores_BKGRL, key_BKLC)
         grad_key_BKLC = torch.einsum("bkgrl,bkgrc->bklc", grad_scores_BKGRL, query_BKGRC)
@@ -247,7 +251,7 @@ def add_gradients(gradients: Operands, operands: Operands, kept: Kept, call: Cal
         cut(gradients.query_BKGTC, rows).add_(grad_query_BKGRC, alpha=call.scale)
         cut(gradients.key_BKSC, columns).add_(grad_key_BKLC, alpha=call.scale)
         if gradients.added is not None:
-            block = gradients.added[..., here, columns.start : columns.stop]
+            block = gradients.added[..., rows.start : rows.stop, columns.start : columns.stop]
             block.add_(grad_scores_BKGRL.flatten(1, 2).sum_to_size(block.shape))
 
 
