@@ -194,7 +194,9 @@ class Operands(NamedTuple):
 
     def fine_zeros(self) -> "Operands":
         """Sums to begin with."""
-        return Operands(*(None if x is None else torch.zeros_like(x, dtype=fine_dtype(x)) for x in self))
+        query, key, value = (torch.zeros_like(x, dtype=fine_dtype(x)) for x in self[:3])
+        added = None if self.added is None else torch.zeros_like(self.added, dtype=fine_dtype(self.added))
+        return Operands(query, key, value, added)
 
 
 class Kept(NamedTuple):
@@ -401,7 +403,7 @@ def blockwise_attention(
         scale=query.shape[-1] ** -0.5 if scale is None else scale,
         block_size=block_size,
         dropout=dropout,
-        seed=int(torch.randint(2**62, ())) if dropout else 0,
+        seed=int(torch.randint(2**62, (), device="cpu")) if dropout else 0,
     )
     return pairs.attend(query, key, value, added, call)
 
@@ -450,7 +452,7 @@ def blockwise_mask(
     kv_length: int,
     q_offset: int | torch.Tensor = 0,
     kv_offset: int = 0,
-    mask_function: Rule = causal_mask_function,
+    mask_function: Callable[..., Any] = causal_mask_function,
     attention_mask: "torch.Tensor | PairMask | None" = None,
     use_vmap: bool = False,
     device: torch.device | str = "cpu",
@@ -495,6 +497,7 @@ def blockwise_mask(
 
 
 def register_blockwise() -> None:
-    """Have Hugging Face know `attn_implementation="blockwise"`."""
-    AttentionInterface.register(NAME, blockwise_attention_forward)
-    AttentionMaskInterface.register(NAME, blockwise_mask)
+    """Have Hugging Face know `attn_implementation="blockwise"`, unless it does already, perhaps with other blocks."""
+    if NAME not in AttentionInterface():
+        AttentionInterface.register(NAME, blockwise_attention_forward)
+        AttentionMaskInterface.register(NAME, blockwise_mask)

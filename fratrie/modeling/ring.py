@@ -8,7 +8,7 @@ Shapes: B batch, T tokens of this process, H query heads, K key-value heads, G q
 size.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -168,7 +168,7 @@ class _Ring(torch.autograd.Function):
             gradients = own.fine_zeros()
             for rank, held in _travel(own, mask):
                 for ours, theirs, between in _pairs(mask, ctx.call, own, rank, held):
-                    part = _part(gradients, gradients, ours, theirs)
+                    part = _part(gradients, gradients[1:], ours, theirs)
                     add_gradients(part, _part(own, held, ours, theirs), kept.at(ours), between)
                 travelled = _send_on([gradients.key_BKSC, gradients.value_BKSC], mask.group, first_tag=3).wait()
                 gradients = gradients._replace(key_BKSC=travelled[0], value_BKSC=travelled[1])
@@ -203,10 +203,10 @@ def _pairs(
             yield queries.here, keys.here, replace(call, mask=between, seed=seed)
 
 
-def _part(queries: Operands, keys: Any, ours: range, theirs: range) -> Operands:
-    """Views of a chunk of queries, and one of keys and values."""
-    key, value = (keys.key_BKSC, keys.value_BKSC) if isinstance(keys, Operands) else keys[:2]
-    return Operands(cut(queries.query_BKGTC, ours), cut(key, theirs), cut(value, theirs))
+def _part(own: Operands, keys: Sequence[Any], ours: range, theirs: range) -> Operands:
+    """Views of a chunk of queries, and of one of keys and values."""
+    key, value, *_ = keys
+    return Operands(cut(own.query_BKGTC, ours), cut(key, theirs), cut(value, theirs))
 
 
 class _Coming(NamedTuple):

@@ -71,7 +71,9 @@ class Context:
                 f"{tuple(ids.shape)}."
             )
         documents = documents_of(ids, padding, position_ids)
-        parts = {name: inputs[name] for name in ("input_ids", "token_type_ids", "labels") if name in inputs}
+        parts: dict[str, Any] = {
+            name: inputs[name] for name in ("input_ids", "token_type_ids", "labels") if name in inputs
+        }
         parts["position_ids"] = _positions_of(ids, padding) if position_ids is None else position_ids.expand(ids.shape)
         if "labels" in parts and self.config.is_causal_stack:
             parts["labels"] = shift_labels(parts["labels"], position_ids, padding)

@@ -28,9 +28,7 @@ HEADS = {
     **{"GPT2": "LMHeadModel", "Llama": "ForCausalLM", "Mistral": "ForCausalLM"},
     **dict.fromkeys(("T5", "Bart"), "ForConditionalGeneration"),
 }
-OURS = cases(
-    names=("default", "multi_query", "sliding_relative", "sliding_alibi", "all_mixers", "latent", "padding_kept")
-)
+OURS = cases(names=("default", "sliding_relative", "all_mixers", "latent", "padding_kept"))
 
 
 @pytest.fixture(autouse=True)
@@ -84,10 +82,9 @@ def test_hugging_faces_families_generate_what_they_generate_with_sdpa(name: str,
     close(*texts)
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("case", OURS, ids=str)
-def test_our_models_give_what_they_give_with_sdpa(case: Case, side: str):
-    inputs = padded_inputs(case.sibling, side)
+def test_our_models_give_what_they_give_with_sdpa(case: Case):
+    inputs = padded_inputs(case.sibling, "left")
     mask, found = output_mask(case.sibling, inputs), []
     for implementation in ("sdpa", "blockwise"):
         model = case.build(attn_implementation=implementation).double()

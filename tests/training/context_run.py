@@ -11,13 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from fratrie import (
-    FratrieDecoderConfig,
-    FratrieDecoderForCausalLM,
-    FratrieEncoderConfig,
-    FratrieEncoderForMaskedLM,
-    norm_slots,
-)
+from fratrie import FratrieDecoderForCausalLM, FratrieEncoderForMaskedLM, norm_slots
 from fratrie.modeling.losses import shift_labels
 from fratrie.training.collators import PackedCausalCollator
 from fratrie.training.context_parallel import open_context
@@ -50,14 +44,14 @@ def packed():
     return PackedCausalCollator(pad_token_id=0, block_size=19)(cut)
 
 
-def padded(side="right"):
+def padded(side):
     rows = ids_of(18, 7)
     ids = torch.nn.utils.rnn.pad_sequence(rows, True, 0, padding_side=side)
     return {"input_ids": ids, "attention_mask": (ids > 0).long(), "labels": ids.masked_fill(ids == 0, -100)}
 
 
-def masked(side="right"):
-    batch = padded(side)
+def masked():
+    batch = padded("right")
     return batch | {"labels": batch["labels"].masked_fill(torch.arange(18) % 3 > 0, -100)}
 
 
@@ -65,8 +59,12 @@ def whole_rows():
     return {"input_ids": torch.stack(ids_of(16)), "labels": torch.stack(ids_of(16))}
 
 
-BATCHES = {"packed": packed, "padded": padded, "padded on the left": lambda: padded("left"), "whole": whole_rows}
-MASKED = {"padded": masked, "padded on the left": lambda: masked("left"), "whole": whole_rows}
+MODELS = {
+    **{f"{name}, packed": (FratrieDecoderForCausalLM, fields, packed) for name, fields in DECODERS.items()},
+    "decoder, padded": (FratrieDecoderForCausalLM, DECODERS["rotary, window"], lambda: padded("left")),
+    "decoder, whole rows": (FratrieDecoderForCausalLM, DECODERS["rotary, window"], whole_rows),
+    **{f"encoder, {name}": (FratrieEncoderForMaskedLM, fields, masked) for name, fields in ENCODERS.items()},
+}
 
 
 def differences(model, batch):
@@ -104,15 +102,10 @@ def build(model_class, config):
 def main(folder):
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     report = {}
-    for kinds, config_class, model_class, batches in (
-        (DECODERS, FratrieDecoderConfig, FratrieDecoderForCausalLM, BATCHES),
-        (ENCODERS, FratrieEncoderConfig, FratrieEncoderForMaskedLM, MASKED),
-    ):
-        for kind, fields in kinds.items():
-            for name, batch in batches.items():
-                options = {"hidden_dropout": 0.0, "embedding_dropout": 0.0, "attention_dropout": 0.0}
-                model = build(model_class, config_class(**SIZES, **options, **fields))
-                report[f"{model_class.__name__}, {kind}, {name}"] = differences(model, batch())
+    for name, (model_class, fields, batch) in MODELS.items():
+        without = dict.fromkeys(("hidden_dropout", "embedding_dropout", "attention_dropout"), 0.0)
+        model = build(model_class, model_class.config_class(**SIZES, **without, **fields))
+        report[name] = differences(model, batch())
     Path(folder, f"{dist.get_rank()}.json").write_text(json.dumps(report))
     dist.destroy_process_group()
 
