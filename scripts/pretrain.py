@@ -21,6 +21,7 @@ from fratrie.export import require_own_class
 from fratrie.files import write_json
 from fratrie.training.batches import Collator
 from fratrie.training.cli import run
+from fratrie.training.context_parallel import open_context
 from fratrie.training.corpora import make_rows, named_texts, read_texts, stream_texts
 from fratrie.training.evaluation import evaluate_loss, perplexity
 from fratrie.training.fingerprint import fingerprint_files, fingerprint_rows
@@ -111,6 +112,13 @@ class PretrainingOptions(TrainingOptions):
     warmup_steps: float = field(
         default=0.06, metadata={"help": "Steps of linear warm-up; below 1 it is the share of all steps."}
     )
+    context_parallel_size: int = field(
+        default=1,
+        metadata={
+            "help": "mlm, clm: processes that hold a part of every row each, for rows that are too long for one; the "
+            "number of processes must be a multiple."
+        },
+    )
 
 
 def main() -> None:
@@ -129,6 +137,7 @@ def _pretrain(
     model, tokenizer = _model_and_tokenizer(choices)
     if options.export_code:
         require_own_class(model)
+    context = open_context(model, options.context_parallel_size)
     corruption = Corruption(choices.mask_probability, choices.whole_words, choices.mean_span_length)
     maker, collator = rows_and_collator(choices.objective, tokenizer, choices.block_size, corruption)
     texts = _texts(data, options.seed)
@@ -147,6 +156,7 @@ def _pretrain(
         tokenizer=tokenizer,
         run_config={"data": asdict(data), "model": asdict(choices), "config": model.config.to_dict()},
         compared=_compared(data, rows),
+        context=context,
     )
     if accelerator.is_main_process:
         sizes = {part: _size(part_rows) for part, part_rows in rows.items()}

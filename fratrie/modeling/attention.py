@@ -1,6 +1,6 @@
 """Softmax attention: self, causal and cross; multi-head, grouped and multi-query; with cache.
 
-The kernels come from Hugging Face's `AttentionInterface`.
+The kernels come from Hugging Face's `AttentionInterface`, in which `blockwise` is ours.
 
 Shapes: B batch, T queries, S keys, D hidden, H query heads, K key-value heads, C head size, N real tokens.
 """
@@ -15,12 +15,15 @@ from transformers.integrations.sdpa_attention import repeat_kv
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import maybe_autocast
 
+from .blockwise import register_blockwise
 from .configuration import FratrieConfig
 from .layout import Layout
 from .mixer import AttentionMixer
 
 # Up to so many keys, SDPA trains up to four times as slowly in half precision as in float32 on a CPU.
 _SHORT_ON_CPU = 512
+
+register_blockwise()
 
 
 class SoftmaxAttention(AttentionMixer):

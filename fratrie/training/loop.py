@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -33,6 +33,7 @@ from .. import files
 from ..export import export_code, takes_code
 from . import checkpoint
 from .batches import Collator, EpochBatches, MicroBatch, StepShape, StreamBatches, seed_all
+from .context_parallel import Context
 from .evaluation import ConfigSwitch, evaluating
 from .fingerprint import differences, digest_of, fingerprint_rows, fingerprint_tokenizer
 from .launch import LOG_FOLDER, create_accelerator, open_run, sole_use
@@ -61,7 +62,7 @@ Evaluator = Callable[[PreTrainedModel, Accelerator], dict[str, float]]
 _FREE_OPTIONS = {
     *("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "save_steps", "save_total_limit"),
     *("logging_steps", "report_to", "disable_progress", "dataloader_num_workers", "find_unused_parameters"),
-    "export_code",
+    *("export_code", "context_parallel_size"),  # the context says more of it
 }
 # Free as well, unless they decide which checkpoint is the best one, and when the search for it ends.
 _CHOOSING_OPTIONS = {"eval_strategy", "eval_steps", "per_device_eval_batch_size", "early_stopping_patience"}
@@ -106,6 +107,7 @@ def train(
     run_config: dict[str, Any] | None = None,
     learning_rates: Mapping[str, float] | None = None,
     compared: Mapping[str, Any] | None = None,
+    context: Context | None = None,
 ) -> TrainingResult:
     """Train `model` in place and save it, with its tokenizer, in `options.output_dir`.
 
@@ -128,6 +130,7 @@ def train(
         learning_rates: peak rates by the name of a weight, for those that differ from `options.learning_rate`.
         compared: what else decides the course of the run or the choice of its best checkpoint, such as a fingerprint
             of the validation data. A resumed run must have all of it, and all rows, as before.
+        context: of `open_context`, where several processes hold a part of every row; evaluation has whole rows.
 
     At the end the model has the best weights, by `metric_for_best_model`, or without that the last ones. They are
     saved, with the model's code where `options.export_code` asks for it or the model came with it; checkpoints other
@@ -149,13 +152,15 @@ def train(
     with sole_use(Path(options.output_dir), accelerator):
         resumed_from, saved = _find_start(Path(options.output_dir), options)
         accelerator.wait_for_everyone()  # nobody writes before all have looked
-        batches = _open_batches(train_dataset, collator, options, accelerator, saved)
+        context = context or Context()
+        batches = _open_batches(train_dataset, collator, options, _step_shape(options, accelerator, context), saved)
         now = _fingerprint(model, options, accelerator, train_dataset, collator)
+        now |= {"processes of a context": context.size} if context.size > 1 else {}
         now |= {"learning rates": learning_rates and digest_of(dict(learning_rates))}
         now |= {"tokenizer": fingerprint_tokenizer(tokenizer), **json.loads(json.dumps(compared or {}, default=str))}
         if resumed_from and saved:
             _check_same_run(saved, now, resumed_from)
-        run = _Run(model, options, accelerator, batches, now, tokenizer, evaluate, run_config or {})
+        run = _Run(model, options, accelerator, batches, now, tokenizer, evaluate, run_config or {}, context)
         run.open(resumed_from, saved, learning_rates)
         return run.train(with_code)
 
@@ -204,19 +209,23 @@ def _is_of_a_run(file: Path) -> bool:
         return False
 
 
+def _step_shape(options: TrainingOptions, accelerator: Accelerator, context: Context) -> StepShape:
+    """The processes of a context compute the same micro-batches."""
+    return StepShape(
+        options.per_device_train_batch_size,
+        options.gradient_accumulation_steps,
+        accelerator.process_index // context.size,
+        accelerator.num_processes // context.size,
+    )
+
+
 def _open_batches(
     dataset: Dataset | datasets.IterableDataset,
     collator: Collator,
     options: TrainingOptions,
-    accelerator: Accelerator,
+    shape: StepShape,
     saved: dict[str, Any] | None,
 ) -> EpochBatches | StreamBatches:
-    shape = StepShape(
-        options.per_device_train_batch_size,
-        options.gradient_accumulation_steps,
-        accelerator.process_index,
-        accelerator.num_processes,
-    )
     if not isinstance(dataset, datasets.IterableDataset):
         return EpochBatches(dataset, collator, shape, options.seed, options.dataloader_num_workers)
     if options.max_steps <= 0:
@@ -294,8 +303,9 @@ class _Run:
         tokenizer: PreTrainedTokenizerBase | None,
         evaluate: Evaluator | None,
         run_config: dict[str, Any],
+        context: Context,
     ) -> None:
-        self.options, self.accelerator, self.batches = options, accelerator, batches
+        self.options, self.accelerator, self.batches, self.context = options, accelerator, batches, context
         self.fingerprint, self.tokenizer, self.evaluate = fingerprint, tokenizer, evaluate
         self.run_config, self.stop, self.has_begun = run_config, StopRequest(), False
         self.opened, self.earlier_seconds = time.perf_counter(), 0.0
@@ -420,11 +430,13 @@ class _Run:
 
         Equal on all processes.
         """
-        counts = [0 if batch.filler else self.objective.count(batch.inputs) for batch in micro_batches]
+        parts = [replace(batch, inputs=self.context.split(batch.inputs)) for batch in micro_batches]
+        counts = [0 if part.filler else self.objective.count(part.inputs) for part in parts]
         total = int(self._sum(torch.tensor(sum(counts))))
         loss = torch.zeros((), device=self.accelerator.device)
-        for batch, count in zip(micro_batches, counts, strict=True):
-            loss += self._forward_backward(batch, count, total)
+        for batch, part, count in zip(micro_batches, parts, counts, strict=True):
+            self._meter(batch)
+            loss += self._forward_backward(part, count, total)
         norm = self._clip()
         value, signals = self._sum(torch.stack([loss, torch.full_like(loss, self.stop.number)])).tolist()
         if not math.isfinite(value) or not math.isfinite(norm):
@@ -438,8 +450,7 @@ class _Run:
 
     def _forward_backward(self, batch: MicroBatch, count: int, total: int) -> Tensor:
         inputs = dict(send_to_device(batch.inputs, self.accelerator.device))
-        self._meter(batch)
-        seed_all(self.options.seed, "forward", batch.number)
+        seed_all(self.options.seed, "forward", batch.number * self.context.size + self.context.place)
         with nullcontext() if batch.last else self.accelerator.no_sync(self.model):
             share = self.objective.share(self.model, inputs, count, total)
             if batch.filler:
@@ -452,7 +463,7 @@ class _Run:
         ids = batch.inputs.get("input_ids", batch.inputs["labels"])
         mask = batch.inputs.get("attention_mask")
         tokens = ids.numel() if mask is None else int(mask.sum())
-        counted = not batch.filler
+        counted = not batch.filler and self.context.place == 0
         self.throughput.add(samples=len(ids) * counted, tokens=tokens * counted)
 
     def _clip(self) -> float:

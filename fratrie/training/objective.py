@@ -30,7 +30,7 @@ class Objective:
         self.shifts = model.can_generate() and not model.config.is_encoder_decoder
 
     def count(self, inputs: dict[str, Tensor]) -> int:
-        """Targets in `inputs["labels"]`: entries that are not -100; a causal model never predicts the first.
+        """Targets in `inputs["labels"]`: entries that are not -100; a causal model never predicts the first of a row.
 
         Raises:
             ValueError: the collator gave no labels.
@@ -38,7 +38,8 @@ class Objective:
         if "labels" not in inputs:
             raise ValueError(f"the batch has no labels, only {sorted(inputs)}; the collator must make them")
         labels = inputs["labels"]
-        return int((labels[:, 1:] if self.shifts else labels).ne(IGNORED).sum())
+        shifts = self.shifts and "shift_labels" not in inputs  # which are the labels of a part of a row
+        return int((labels[:, 1:] if shifts else labels).ne(IGNORED).sum())
 
     def share(self, model: nn.Module, inputs: dict[str, Tensor], count: int, total: int) -> Tensor:
         """The part of the batch's `count` targets in the mean over `total` targets; differentiable scalar."""
