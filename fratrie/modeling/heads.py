@@ -14,6 +14,7 @@ from transformers.utils.generic import ModelOutput
 from .chunked_loss import chunked_cross_entropy
 from .configuration import FratrieConfig, FratrieEncoderConfig
 from .experts import RouterLosses, needs_router_logits
+from .linear_maps import has_more_to_its_call
 from .losses import guess_problem_type, sequence_classification_loss, share_of_batch, token_cross_entropy
 from .normalization import build_norm
 from .outputs import FratrieModelOutput
@@ -179,12 +180,6 @@ def _is_weights_alone(head: nn.Module) -> bool:
         and torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
     )
-
-
-def has_more_to_its_call(module: nn.Module) -> bool:
-    """Whether hooks, or a `forward` in the place of its own, would be passed over by who takes the weights alone."""
-    hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
-    return any(hooks) or "forward" in vars(module)
 
 
 def pool(hidden_states: torch.Tensor, real_tokens: torch.Tensor, pooling: str) -> torch.Tensor:

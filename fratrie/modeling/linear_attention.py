@@ -44,6 +44,7 @@ class LinearAttention(AttentionMixer):
     """Linear attention, bidirectional or causal in chunks; its cache is a state of constant size."""
 
     layer_types = ("linear_attention",)
+    joint_maps = (("q_proj", "k_proj", "v_proj"),)
 
     def forward(
         self,
@@ -55,9 +56,7 @@ class LinearAttention(AttentionMixer):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Attend (see `Mixer.forward`); there are no scores to add a position bias to, and no weights."""
         turns = layout.rotations.get(self.layer_type)
-        query_BHTC = self.project_query(hidden_states, turns)
-        states = (query_BHTC, *self.project_key_value(hidden_states, turns))
-        return self.run_kernel(layout, states, None, cache=cache)
+        return self.run_kernel(layout, self.project(hidden_states, turns), None, cache=cache)
 
     def attend(
         self,
