@@ -59,12 +59,16 @@ class Pooler(nn.Module):
 
 
 class HeadCall(NamedTuple):
-    """What a head is asked for besides the inputs of its stack, as its `forward` documents it."""
+    """What a head is asked for besides the inputs of its stack, as its `forward` documents it.
+
+    `rows` are the places of the labels, counted along their rows, to which an MLM head is to keep.
+    """
 
     labels: torch.Tensor | None
     output_router_logits: bool | None
     num_items_in_batch: torch.Tensor | int | None
     logits_to_keep: int | torch.Tensor = 0
+    rows: torch.Tensor | None = None
 
 
 class HeadModel(FratriePreTrainedModel):
