@@ -6,14 +6,14 @@ laying them out anew for every product.
 Shapes: N tokens, I inputs, O outputs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NoReturn, TypeVar, cast, get_args
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from .modeling.heads import has_more_to_its_call
+from .modeling.linear_maps import Joined, has_more_to_its_call
 
 Precision = Literal["float32", "bfloat16", "int8"]
 Product = Callable[[torch.Tensor], torch.Tensor]
@@ -23,8 +23,9 @@ Model = TypeVar("Model", bound=PreTrainedModel)
 def pack(model: Model, precision: Precision = "float32") -> Model:
     """Replace the linear layers of a model on a CPU, in place, by packed ones: it can no longer learn or be saved.
 
-    Only the products are in another precision; norms, attention, residuals and caches stay in that of the model. What
-    does more than a product stays as it is: experts, other kinds of layers, and linear ones with hooks.
+    Layers that read the same input become one product where a module says which do (`joint_maps`, see `Mixer`), as
+    ours say. Only the products are in another precision; norms, attention, residuals and caches stay in that of the
+    model. What does more than a product stays as it is: experts, other kinds of layers, and linear ones with hooks.
 
     Args:
         model: any Hugging Face model, from then on in `eval` mode and without gradients.
@@ -51,16 +52,13 @@ def pack(model: Model, precision: Precision = "float32") -> Model:
         raise ValueError("This processor has no products of bfloat16: use precision='float32' or 'int8'.")
     if any(isinstance(module, PackedLinear) for module in model.modules()):
         raise ValueError(f"This {type(model).__name__} is packed already: load it anew for another precision.")
-    layers = [
-        (module, name, layer)
-        for module in model.modules()
-        for name, layer in module.named_children()
-        if type(layer) is nn.Linear and not has_more_to_its_call(layer)
-    ]
-    if not layers:
+    found = [(module, names) for module in model.modules() for names in _maps_by_input(module)]
+    if not found:
         raise ValueError(f"This {type(model).__name__} has no linear layers to pack.")
-    for module, name, layer in layers:
-        setattr(module, name, PackedLinear(layer, precision))
+    for module, names in found:
+        packed = _pack_jointly([getattr(module, name) for name in names], precision)
+        for name, layer in zip(names, packed, strict=True):
+            setattr(module, name, layer)
     setattr(model, "save_pretrained", _refuse_to_save)  # noqa: B010 (before anything is written)
     return model.eval().requires_grad_(False)
 
@@ -84,16 +82,56 @@ def place(model: Model, device: torch.device, precision: Precision | None = None
     return pack(model, precision) if precision and device.type == "cpu" else model
 
 
-class PackedLinear(nn.Module):
-    """`x Wᵀ + b` by a packed weight, in the dtype of `x`."""
+def _maps_by_input(module: nn.Module) -> list[tuple[str, ...]]:
+    """The names of a module's linear layers, those together that are to become one product."""
+    layers = {
+        name: layer
+        for name, layer in module.named_children()
+        if type(layer) is nn.Linear and not has_more_to_its_call(layer)
+    }
+    joint = []
+    for names in getattr(module, "joint_maps", ()):
+        if layers.keys() >= set(names):
+            joint.append(names)
+            layers = {name: layer for name, layer in layers.items() if name not in names}
+    return [*joint, *((name,) for name in layers)]
 
-    def __init__(self, linear: nn.Linear, precision: Precision) -> None:
+
+def _pack_jointly(linears: Sequence[nn.Linear], precision: Precision) -> list["PackedLinear"]:
+    """Pack layers that read the same input: each can compute its part, and carries what computes all at once."""
+    if len(linears) == 1:
+        return [PackedLinear(linears[0], _product(linears[0].weight, linears[0].bias, precision), precision)]
+    weight = torch.cat([linear.weight for linear in linears])
+    biases = [each.weight.new_zeros(each.out_features) if each.bias is None else each.bias for each in linears]
+    bias = None if all(each.bias is None for each in linears) else torch.cat(biases)
+    product, sizes = _product(weight, bias, precision), [linear.out_features for linear in linears]
+
+    def joined(x: torch.Tensor) -> Sequence[torch.Tensor]:
+        return product(x).to(x.dtype).split(sizes, dim=-1)
+
+    def part(place: int) -> Product:
+        return lambda x: joined(x)[place]
+
+    packed = [PackedLinear(linear, part(place), precision) for place, linear in enumerate(linears)]
+    for layer in packed:
+        layer.joined = joined
+    return packed
+
+
+class PackedLinear(nn.Module):
+    """`x Wᵀ + b` by a packed weight, in the dtype of `x`.
+
+    Attributes:
+        joined: what computes this layer and others that read its input at once (see `apply_jointly`).
+    """
+
+    joined: Joined
+
+    def __init__(self, linear: nn.Linear, product: Product, precision: Precision) -> None:
         super().__init__()
         self.in_features, self.out_features, self.precision = linear.in_features, linear.out_features, precision
         self.weight = linear.weight.detach().to("meta")  # models ask for its shape and dtype
-        with torch.no_grad():
-            make = _integer_product if precision == "int8" else _float_product
-            self.product = make(linear, getattr(torch, precision))
+        self.product = product
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map `(…, I)` to `(…, O)`, without a gradient.
@@ -117,10 +155,16 @@ def _refuse_to_save(*args: Any, **kwargs: Any) -> NoReturn:
     raise ValueError("A packed model cannot be saved: save the model that it was made from.")
 
 
-def _float_product(linear: nn.Linear, dtype: torch.dtype) -> Product:
+@torch.no_grad()
+def _product(weight_OI: torch.Tensor, bias_O: torch.Tensor | None, precision: Precision) -> Product:
+    make = _integer_product if precision == "int8" else _float_product
+    return make(weight_OI, bias_O, getattr(torch, precision))
+
+
+def _float_product(weight_OI: torch.Tensor, bias_O: torch.Tensor | None, dtype: torch.dtype) -> Product:
     """A product in `dtype`, its weight in oneDNN's layout, as compiled graphs have it."""
-    weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.to(dtype))
-    bias = None if linear.bias is None else linear.bias.to(dtype)
+    weight = torch.ops.mkldnn._reorder_linear_weight(weight_OI.to(dtype))
+    bias = None if bias_O is None else bias_O.to(dtype)
 
     def product(x: torch.Tensor) -> torch.Tensor:
         return torch.ops.mkldnn._linear_pointwise(x.to(dtype), weight, bias, "none", [], "")
@@ -128,10 +172,10 @@ def _float_product(linear: nn.Linear, dtype: torch.dtype) -> Product:
     return product
 
 
-def _integer_product(linear: nn.Linear, dtype: torch.dtype) -> Product:
+def _integer_product(weight_OI: torch.Tensor, bias_O: torch.Tensor | None, dtype: torch.dtype) -> Product:
     """A product of integers, with sums in 32 bits."""
-    largest, bias = torch.iinfo(dtype).max, None if linear.bias is None else linear.bias.float()
-    weight, scales_O1 = _rounded(linear.weight.float(), largest)
+    largest, bias = torch.iinfo(dtype).max, None if bias_O is None else bias_O.float()
+    weight, scales_O1 = _rounded(weight_OI.float(), largest)
     weight_IO, scales_O = weight.to(dtype).T, scales_O1.flatten()
 
     def product(x: torch.Tensor) -> torch.Tensor:

@@ -35,7 +35,6 @@ from fratrie.modeling.attention import SoftmaxAttention
 from fratrie.modeling.latent_attention import LatentAttention
 from fratrie.modeling.mixer import Mixer
 from fratrie.modeling.mixers import MIXERS
-from fratrie.modeling.positions import LearnedPositions
 from fratrie.presets import PRESETS, preset
 
 TINY = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
@@ -123,12 +122,6 @@ def count_flops(config, batch, length, source_length=None, train=False):
     return counter.get_total_flops()
 
 
-@pytest.fixture
-def unchecked_positions(monkeypatch):
-    """Learned positions read the largest position, which no tensor on the meta device has."""
-    monkeypatch.setattr(LearnedPositions, "forward", nn.Embedding.forward)
-
-
 @pytest.mark.parametrize("name", [*PRESETS, *CONFIGS])
 def test_parameters_add_up(name):
     config = CONFIGS.get(name) or preset(name)
@@ -178,7 +171,7 @@ def test_active_parameters_are_those_that_move_a_token():
 
 
 @pytest.mark.parametrize("name", [*PRESETS, *CONFIGS])
-def test_flops_equal_torch(name, unchecked_positions):
+def test_flops_equal_torch(name):
     config = CONFIGS.get(name) or preset(name, experts_implementation="batched_mm")
     length, source = (197, None) if getattr(config, "patch_size", None) else (21, 13)
     assert forward_flops(config, 2, length, source) == count_flops(config, 2, length, source)
@@ -193,7 +186,7 @@ def set_eager(config):
 
 
 @pytest.mark.parametrize("name", [*PRESETS, *CONFIGS])
-def test_training_flops_equal_torch(name, unchecked_positions):
+def test_training_flops_equal_torch(name):
     tiny = {"num_hidden_layers": 4, "experts_implementation": "batched_mm"}
     config = set_eager(copy.deepcopy(CONFIGS.get(name)) or preset(name, **tiny))
     length, source = (197, None) if getattr(config, "patch_size", None) else (21, 13)

@@ -163,6 +163,52 @@ def test_layers_with_hooks_stay_as_they_are():
     torch.testing.assert_close(packed(ids).logits, plain + 100)
 
 
+@pytest.mark.parametrize(
+    ("saved", "fields"),
+    [
+        (3, {"gated_feed_forward": True}),  # of q, k, v and of gate, up
+        (2, {"mixer_types": ["linear"] * 2, "attention_bias": False}),
+        (1, {"kv_lora_rank": 8}),
+        (1, {"kv_lora_rank": 8, "q_lora_rank": 12}),
+        (3, {"num_experts": 4, "num_shared_experts": 1, "gated_feed_forward": True}),
+    ],
+)
+@torch.no_grad()
+def test_layers_that_read_the_same_input_are_one_product_and_the_same_integers(saved, fields, monkeypatch):
+    model, ids = decoder(**fields), torch.randint(3, 50, (2, 5))
+    for weight in model.parameters():
+        weight.normal_(1.0 if weight.ndim == 1 else 0.0, 0.2)
+    together = pack(copy.deepcopy(model), "int8")
+    products, counted = [], torch._int_mm
+    monkeypatch.setattr(torch, "_int_mm", lambda *args: products.append(1) or counted(*args))
+    together(ids)
+    joint = len(products)
+    for module in model.modules():
+        if hasattr(module, "joint_maps"):
+            monkeypatch.setattr(type(module), "joint_maps", ())
+    apart = pack(model, "int8")
+    products.clear()
+    apart(ids)
+    assert len(products) == sum(type(module) is PackedLinear for module in apart.modules())
+    assert joint == len(products) - 2 * saved
+    for one, other in zip(together.modules(), apart.modules(), strict=True):
+        if isinstance(one, PackedLinear):
+            x = torch.randn(3, one.in_features)
+            assert torch.equal(one(x), other(x))
+
+
+def test_a_hook_on_one_of_the_layers_of_an_input_is_called():
+    model, ids, called = decoder(), torch.tensor([[3, 4]]), []
+    first, second = (layer.mixer for layer in model.model.layers)
+    first.k_proj.register_forward_hook(lambda *_: called.append("before"))
+    packed = pack(model)
+    assert type(first.k_proj) is nn.Linear and type(first.q_proj) is type(second.k_proj) is PackedLinear
+    expected = packed(ids).logits
+    second.k_proj.register_forward_hook(lambda module, args, output: called.append("after"))
+    torch.testing.assert_close(packed(ids).logits, expected)
+    assert called == ["before", "before", "after"]
+
+
 def test_a_model_of_several_dtypes_keeps_them_unless_a_precision_is_asked_for():
     for precision in (None, "int8"):
         model = decoder().to(torch.bfloat16)

@@ -34,6 +34,7 @@ class SoftmaxAttention(AttentionMixer):
     mask_form = "scores"
     keeps_tokens = True
     fits_paged_cache = True
+    joint_maps: ClassVar[tuple[tuple[str, ...], ...]] = (("q_proj", "k_proj", "v_proj"),)
 
     def __init__(self, config: FratrieConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
@@ -71,8 +72,7 @@ class SoftmaxAttention(AttentionMixer):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Attend (see `Mixer.forward`)."""
         turns = layout.rotations.get(self.layer_type)
-        query_BHTC = self.project_query(hidden_states, turns)
-        key_BKSC, value_BKSC = self.project_key_value(hidden_states, turns)
+        query_BHTC, key_BKSC, value_BKSC = self.project(hidden_states, turns)
         if cache is not None:
             # Continuous batching reads this very dictionary, and hands it on to its paged kernels.
             key_BKSC, value_BKSC = cache.update(key_BKSC, value_BKSC, self.layer_idx, kwargs=kwargs)
@@ -171,6 +171,8 @@ class SoftmaxAttention(AttentionMixer):
 
 class CrossAttention(SoftmaxAttention):
     """Softmax attention of the decoder's tokens to the states of an encoder."""
+
+    joint_maps = ()
 
     def __init__(self, config: FratrieConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .losses import IGNORED, count_targets, token_cross_entropy
+from .losses import IGNORED, count_targets, target_rows, token_cross_entropy
 
 # Logits of a chunk, in float32: products of fewer rows are slower, and more of them only take memory.
 CHUNK_BYTES = 2**25
@@ -41,7 +41,7 @@ def chunked_cross_entropy(
     if len(states_ND) != len(labels_N):
         raise ValueError(f"{len(labels_N)} labels do not fit states of shape {tuple(states.shape)}: give each one.")
     if states.device.type == "cpu":  # elsewhere the host would have to wait for their number
-        targets = (labels_N != IGNORED).nonzero()[:, 0]
+        targets = target_rows(labels_N)
         states_ND, labels_N = states_ND.index_select(0, targets), labels_N[targets]
     dtype = _dtype_of_products(states)
     # In one chunk the plain form is as small, and faster; in float16 sums of unscaled gradients would overflow.

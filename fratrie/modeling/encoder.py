@@ -22,7 +22,7 @@ from .heads import (
     predict_tokens,
 )
 from .layout import PACKED_KWARGS, find_layout
-from .losses import IGNORED, token_cross_entropy
+from .losses import target_rows, token_cross_entropy
 from .normalization import build_norm
 from .outputs import (
     FratrieImageClassifierOutput,
@@ -130,9 +130,9 @@ class FratrieEncoderForMaskedLM(HeadModel):
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Score the vocabulary at every position, or at the masked ones alone."""
         labels = call.labels
-        if labels is not None and self.training and self.config.sparse_prediction:
-            targets = labels.to(states.device) != IGNORED
-            states, labels = states[targets], labels[targets.to(labels.device)]
+        if labels is not None and call.rows is not None:
+            states = states.flatten(0, 1).index_select(0, call.rows.to(states.device))
+            labels = labels.flatten().index_select(0, call.rows)
         states = self.head_norm(self.head_act_fn(self.head_dense(states)))
         return predict_tokens(self, states, labels, call.num_items_in_batch)
 
@@ -169,7 +169,10 @@ class FratrieEncoderForMaskedLM(HeadModel):
             "position_ids": position_ids,
             "inputs_embeds": inputs_embeds,
         }
-        call = HeadCall(labels, output_router_logits, num_items_in_batch)
+        rows = None
+        if labels is not None and self.training and self.config.sparse_prediction:
+            rows = target_rows(labels)  # before the stack has work for a device, for which the host would wait here
+        call = HeadCall(labels, output_router_logits, num_items_in_batch, rows=rows)
         return self.run_with_head(inputs, call, **kwargs)
 
 

@@ -14,6 +14,7 @@ from transformers.utils.generic import ModelOutput
 from .chunked_loss import chunked_cross_entropy
 from .configuration import FratrieConfig, FratrieEncoderConfig
 from .experts import RouterLosses, needs_router_logits
+<<<<<<< HEAD
 from .losses import (
     add_mixer_losses,
     guess_problem_type,
@@ -22,6 +23,10 @@ from .losses import (
     share_of_batch,
     token_cross_entropy,
 )
+=======
+from .linear_maps import has_more_to_its_call
+from .losses import guess_problem_type, sequence_classification_loss, share_of_batch, token_cross_entropy
+>>>>>>> wt-perf
 from .normalization import build_norm
 from .outputs import FratrieModelOutput
 from .pretrained import FratriePreTrainedModel
@@ -65,12 +70,16 @@ class Pooler(nn.Module):
 
 
 class HeadCall(NamedTuple):
-    """What a head is asked for besides the inputs of its stack, as its `forward` documents it."""
+    """What a head is asked for besides the inputs of its stack, as its `forward` documents it.
+
+    `rows` are the places of the labels, counted along their rows, to which an MLM head is to keep.
+    """
 
     labels: torch.Tensor | None
     output_router_logits: bool | None
     num_items_in_batch: torch.Tensor | int | None
     logits_to_keep: int | torch.Tensor = 0
+    rows: torch.Tensor | None = None
 
 
 class HeadModel(FratriePreTrainedModel):
@@ -194,12 +203,6 @@ def _is_weights_alone(head: nn.Module) -> bool:
         and torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
     )
-
-
-def has_more_to_its_call(module: nn.Module) -> bool:
-    """Whether hooks, or a `forward` in the place of its own, would be passed over by who takes the weights alone."""
-    hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
-    return any(hooks) or "forward" in vars(module)
 
 
 def pool(hidden_states: torch.Tensor, real_tokens: torch.Tensor, pooling: str) -> torch.Tensor:

@@ -9,6 +9,7 @@ from torch import nn
 
 from .attention import SoftmaxAttention
 from .configuration import FratrieConfig
+from .linear_maps import apply_jointly
 from .normalization import build_norm
 from .plans import Plan
 
@@ -23,6 +24,7 @@ class LatentAttention(SoftmaxAttention):
     own_fields = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "v_head_dim")
     enabled_by = "kv_lora_rank"
     fits_paged_cache = False
+    joint_maps = (("q_proj", "kv_down_proj"), ("q_down_proj", "kv_down_proj"))
 
     @classmethod
     def fill_defaults(cls, config: FratrieConfig) -> None:
@@ -71,25 +73,24 @@ class LatentAttention(SoftmaxAttention):
         queries = "q_proj" if config.q_lora_rank is None else "q_up_proj"
         return {queries: "colwise", "kv_down_proj": "mla_kv_a_proj", "kv_up_proj": "colwise", "o_proj": "rowwise"}
 
-    def project_query(
+    def project(
         self, x_BTD: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor] | None = None
-    ) -> torch.Tensor:
-        """Return the queries `(B, H, T, P + R)`, their last part turned."""
-        if hasattr(self, "q_proj"):
-            query_BTX = self.q_proj(x_BTD)
-        else:
-            query_BTX = self.q_up_proj(self.q_latent_norm(self.q_down_proj(x_BTD)))
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the queries `(B, H, T, P + R)`, their last part turned, and what the cache keeps, as of one head:
+        the latents `(B, 1, T, L)` and turned keys `(B, 1, T, R)`."""
+        query_map = self.q_proj if self.config.q_lora_rank is None else self.q_down_proj
+        query_BTX, down_BTX = apply_jointly((query_map, self.kv_down_proj), x_BTD)
+        latent_B1TL, turned_B1TR = down_BTX.unsqueeze(1).split((self.latent_size, self.sizes[1]), dim=-1)
+        key_value = self.kv_latent_norm(latent_B1TL), self.turn(turned_B1TR, turns)
+        return self.form_query(query_BTX, turns), *key_value
+
+    def form_query(self, query_BTX: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor:
+        """Make the queries of projected ones, or of their latents."""
+        if self.config.q_lora_rank is not None:
+            query_BTX = self.q_up_proj(self.q_latent_norm(query_BTX))
         heads = query_BTX.unflatten(-1, (-1, sum(self.sizes))).transpose(1, 2)
         rest_BHTP, turned_BHTR = heads.split(self.sizes, dim=-1)
         return torch.cat((rest_BHTP, self.turn(turned_BHTR, turns)), dim=-1)
-
-    def project_key_value(
-        self, x_BSD: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor] | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what the cache keeps, as of one head: the latents `(B, 1, S, L)` and turned keys `(B, 1, S, R)`."""
-        down = self.kv_down_proj(x_BSD).unsqueeze(1)
-        latent_B1SL, turned_B1SR = down.split((self.latent_size, self.sizes[1]), dim=-1)
-        return self.kv_latent_norm(latent_B1SL), self.turn(turned_B1SR, turns)
 
     def expand_key_value(self, key_B1SL: torch.Tensor, value_B1SR: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys `(B, H, S, P + R)` and values `(B, H, S, V)` of all heads from the latents and the turned keys."""

@@ -45,6 +45,7 @@ class Layout:
     Attributes:
         shape: the caller's `(B, T)`.
         positions: of each token in its document, in the form of the states; `None` where nothing reads them.
+        position_bound: what all positions are below; `None` where the host would have to wait for the device for it.
         masks: by kind; one mask, or one per group.
         biases: position bias `(1, H, T, S)` by layer type, of the longest documents; empty where there is none.
         rotations: rotary cosines and sines by layer type; empty where there are none.
@@ -55,6 +56,7 @@ class Layout:
 
     shape: tuple[int, int]
     positions: torch.Tensor | None = None
+    position_bound: int | None = None
     masks: dict[MaskKind, Any] = field(default_factory=dict)
     biases: dict[str, torch.Tensor] = field(default_factory=dict)
     rotations: dict[str, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
@@ -184,8 +186,10 @@ class Rows(Layout):
             self.positions = self.position_ids
         elif self.given.padding is not None:
             self.positions = (self.given.padding.long().cumsum(-1) - 1).clamp_min(0)[:, -self.longest :]
+            self.position_bound = self.given.padding.shape[1]
         else:
             past = 0 if cache is None else past_length(cache)
+            self.position_bound = past + self.longest if isinstance(past, int) else None
             self.positions = (torch.arange(self.longest, device=device) + past).unsqueeze(0)
 
     def build_mask(
@@ -442,6 +446,7 @@ def find_groups(
     on_host = Groups(
         shape=shape,
         positions=positions_N.unsqueeze(0),
+        position_bound=int(positions_N.max()) + 1,
         cells_N=cells_N,
         groups=groups,
         order_N=order_N,

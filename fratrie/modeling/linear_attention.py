@@ -57,7 +57,11 @@ class LinearAttention(AttentionMixer):
     """
 
     layer_types = ("linear_attention",)
+<<<<<<< HEAD
     smallest_normaliser: ClassVar[float] = 0.0
+=======
+    joint_maps = (("q_proj", "k_proj", "v_proj"),)
+>>>>>>> wt-perf
 
     def forward(
         self,
@@ -69,9 +73,7 @@ class LinearAttention(AttentionMixer):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Attend (see `Mixer.forward`); there are no scores to add a position bias to, and no weights."""
         turns = layout.rotations.get(self.layer_type)
-        query_BHTC = self.project_query(hidden_states, turns)
-        states = (query_BHTC, *self.project_key_value(hidden_states, turns))
-        return self.run_kernel(layout, states, None, cache=cache)
+        return self.run_kernel(layout, self.project(hidden_states, turns), None, cache=cache)
 
     def attend(
         self,

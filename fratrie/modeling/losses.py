@@ -82,6 +82,11 @@ def share_of_batch(labels: torch.Tensor | None, num_items_in_batch: torch.Tensor
     return (labels != IGNORED).sum() / count_targets(labels, num_items_in_batch)
 
 
+def target_rows(labels: torch.Tensor) -> torch.Tensor:
+    """Places `(N,)` of the labels that are targets, counted along the rows; their number must be read by the host."""
+    return (labels.flatten() != IGNORED).nonzero().flatten()
+
+
 def count_targets(labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None) -> torch.Tensor | int:
     """What a sum over targets is divided by: that of the global batch, or of these labels; at least 1."""
     if num_items_in_batch is None:
@@ -108,7 +113,8 @@ def sequence_classification_loss(
         num_items_in_batch: number of targets to divide by: sentences for one label, else sentences times M.
 
     Raises:
-        ValueError: when the labels do not fit the logits.
+        ValueError: when the labels do not fit the logits, by their values on a CPU alone: elsewhere the loss is NaN
+            where several labels hold other values, and torch stops at a label that is not there.
     """
     labels = labels.to(logits.device)
     logits_BM = logits.to(torch.promote_types(torch.float32, logits.dtype))
@@ -132,7 +138,8 @@ def sequence_classification_loss(
             f"problem_type={problem_type!r}: give each sentence {logits_BM.shape[-1]} numbers."
         )
     targets_BM = labels.view_as(logits_BM).to(logits_BM.dtype)
-    if problem_type == "multi_label_classification" and _any((targets_BM < 0) | (targets_BM > 1)):
+    wrong_BM = (targets_BM < 0) | (targets_BM > 1)
+    if problem_type == "multi_label_classification" and _any(wrong_BM):
         raise ValueError(f"Labels of problem_type={problem_type!r} must lie between 0 and 1, one number per label.")
     if problem_type == "regression":
         losses_BM = (logits_BM - targets_BM).square()
@@ -140,13 +147,13 @@ def sequence_classification_loss(
         weight_M = None if config.pos_weight is None else logits_BM.new_tensor(config.pos_weight)
         losses_BM = nn.functional.binary_cross_entropy_with_logits(
             logits_BM, targets_BM, pos_weight=weight_M, reduction="none"
-        )
+        ).masked_fill(wrong_BM, torch.nan)
     return losses_BM.sum() / (losses_BM.numel() if num_items_in_batch is None else num_items_in_batch)
 
 
 def _any(mistakes: torch.Tensor) -> bool:
-    """Whether some label is wrong, which a compiled graph cannot look for."""
-    return not torch.compiler.is_compiling() and bool(mistakes.any())
+    """Whether some label is wrong. A compiled graph cannot look for it, and the host would wait for another device."""
+    return not torch.compiler.is_compiling() and mistakes.device.type == "cpu" and bool(mistakes.any())
 
 
 def guess_problem_type(

@@ -14,6 +14,7 @@ from transformers.cache_utils import Cache
 
 from .configuration import FratrieConfig
 from .layout import Layout
+from .linear_maps import apply_jointly
 from .masks import MaskForm
 from .normalization import build_norm
 from .plans import Plan
@@ -38,8 +39,12 @@ class Mixer(nn.Module):
         keeps_tokens: whether its cache holds something for every token, as keys and values are. Such a cache knows how
             many tokens it has seen, and can be exported.
         fits_paged_cache: whether continuous batching can serve it.
+<<<<<<< HEAD
         adds_to_scores: whether it adds numbers of its own to the scores, which flash attention cannot.
         has_loss: whether it has a part in the training loss, which it passes through a `MixerLoss`.
+=======
+        joint_maps: names of its linear maps that read the same input through `apply_jointly`, a tuple for each input.
+>>>>>>> wt-perf
     """
 
     layer_types: ClassVar[tuple[str, ...]]
@@ -51,8 +56,12 @@ class Mixer(nn.Module):
     mask_form: ClassVar[MaskForm] = "padding"
     keeps_tokens: ClassVar[bool] = False
     fits_paged_cache: ClassVar[bool] = False
+<<<<<<< HEAD
     adds_to_scores: ClassVar[bool] = False
     has_loss: ClassVar[bool] = False
+=======
+    joint_maps: ClassVar[tuple[tuple[str, ...], ...]] = ()
+>>>>>>> wt-perf
 
     def __init__(self, config: FratrieConfig, layer_idx: int) -> None:
         super().__init__()
@@ -190,20 +199,35 @@ class AttentionMixer(Mixer):
         """`(B, T, H·C)` to `(B, T, H, C)`."""
         return x_BTX.unflatten(-1, (-1, self.head_dim))
 
+    def project(
+        self, x_BTD: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor] | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return queries `(B, H, T, C)`, keys and values `(B, K, T, C)` of the same states."""
+        query_BTX, key_BTX, value_BTX = apply_jointly((self.q_proj, self.k_proj, self.v_proj), x_BTD)
+        return self.form_query(query_BTX, turns), *self.form_key_value(key_BTX, value_BTX, turns)
+
     def project_query(
         self, x_BTD: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor] | None = None
     ) -> torch.Tensor:
         """Return the queries `(B, H, T, C)`, normed and turned."""
-        query_BHTC = self.query_norm(self.split_heads(self.q_proj(x_BTD))).transpose(1, 2)
-        return self.turn(query_BHTC, turns)
+        return self.form_query(self.q_proj(x_BTD), turns)
 
     def project_key_value(
         self, x_BSD: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor] | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys and values `(B, K, S, C)`, the keys normed and turned."""
-        key_BKSC = self.key_norm(self.split_heads(self.k_proj(x_BSD))).transpose(1, 2)
-        value_BKSC = self.split_heads(self.v_proj(x_BSD)).transpose(1, 2)
-        return self.turn(key_BKSC, turns), value_BKSC
+        return self.form_key_value(self.k_proj(x_BSD), self.v_proj(x_BSD), turns)
+
+    def form_query(self, query_BTX: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor:
+        """Bring projected queries `(B, T, H·C)` to `(B, H, T, C)`, normed and turned."""
+        return self.turn(self.query_norm(self.split_heads(query_BTX)).transpose(1, 2), turns)
+
+    def form_key_value(
+        self, key_BSX: torch.Tensor, value_BSX: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor] | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Bring projected keys and values `(B, S, K·C)` to `(B, K, S, C)`, the keys normed and turned."""
+        key_BKSC = self.turn(self.key_norm(self.split_heads(key_BSX)).transpose(1, 2), turns)
+        return key_BKSC, self.split_heads(value_BSX).transpose(1, 2)
 
     def turn(self, x_BHTC: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor:
         """Turn heads by the rotary cosines and sines, where the model has them."""

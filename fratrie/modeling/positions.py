@@ -41,13 +41,28 @@ class LearnedPositions(nn.Embedding):
         super().__init__(num_positions + offset, hidden_size)
         self.offset = offset
 
-    def forward(self, position_ids_BT: torch.Tensor) -> torch.Tensor:
+    def forward(self, position_ids_BT: torch.Tensor, bound: int | None = None) -> torch.Tensor:
         """Return the vectors `(B, T, D)` of the positions.
+
+        Args:
+            position_ids_BT: the positions.
+            bound: what they all are below, if the host knows it; it spares it to wait for the device.
 
         Raises:
             ValueError: when a position lies beyond the table.
         """
+<<<<<<< HEAD
         require_places(position_ids_BT, self.num_embeddings - self.offset)
+=======
+        most = self.num_embeddings - self.offset
+        if not torch.compiler.is_compiling() and (bound is None or bound > most) and position_ids_BT.numel():
+            longest = int(position_ids_BT.max()) + 1
+            if longest > most:
+                raise ValueError(
+                    f"A text of {longest} tokens is longer than the model's max_position_embeddings={most}: truncate "
+                    "it (truncation=True), ask for fewer max_new_tokens, or train with more positions."
+                )
+>>>>>>> wt-perf
         return super().forward(position_ids_BT + self.offset)
 
 
@@ -87,8 +102,8 @@ class SinusoidalPositions(nn.Module):
         self.hidden_size = hidden_size
         self.layout = layout
 
-    def forward(self, position_ids_BT: torch.Tensor) -> torch.Tensor:
-        """Return the encodings `(B, T, D)` of the positions, in float32."""
+    def forward(self, position_ids_BT: torch.Tensor, bound: int | None = None) -> torch.Tensor:
+        """Return the encodings `(B, T, D)` of the positions, in float32; there are some for any position."""
         device = position_ids_BT.device
         # The rounding of an angle grows with the position, so angles are taken in float64 where the device has it.
         dtype = torch.float32 if device.type == "mps" else torch.float64

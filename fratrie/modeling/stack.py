@@ -62,9 +62,7 @@ class FratrieStack(FratriePreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    def embed(
-        self, tokens: torch.Tensor, token_type_ids: torch.Tensor | None, positions: torch.Tensor | None
-    ) -> torch.Tensor:
+    def embed(self, tokens: torch.Tensor, token_type_ids: torch.Tensor | None, layout: Layout) -> torch.Tensor:
         """Token embeddings `(B, T, D)` (scaled) + token types + positions, in BERT's order, normed.
 
         Raises:
@@ -82,7 +80,8 @@ class FratrieStack(FratriePreTrainedModel):
                 "token_type_ids given, but the model has none: leave them out, or set type_vocab_size of an encoder."
             )
         if self.embed_positions is not None:
-            hidden_states = hidden_states + self.embed_positions(positions).to(hidden_states.dtype)
+            positions = self.embed_positions(layout.positions, layout.position_bound)
+            hidden_states = hidden_states + positions.to(hidden_states.dtype)
         return self.embedding_dropout(self.embedding_norm(hidden_states))
 
     def run(
@@ -121,7 +120,7 @@ class FratrieStack(FratriePreTrainedModel):
         hidden_states = layout.pack(tokens)
         if first_layer == 0 and 0 in held_layers(self.layers):
             packed_types = None if token_type_ids is None else layout.pack(token_type_ids)
-            hidden_states = self.embed(hidden_states, packed_types, layout.positions)
+            hidden_states = self.embed(hidden_states, packed_types, layout)
         self.complete(layout, hidden_states, past)
         outputs = self.pass_blocks(hidden_states, layout, first_layer=first_layer, cache=cache, **kwargs)
         if cache is None:
