@@ -1,6 +1,6 @@
 """Retention: linear attention whose heads forget, each at a constant rate of its own (Sun et al. 2023).
 
-Shapes: B batch, T tokens, H heads, K key-value heads, C head size.
+Shapes: B batch, T tokens, H heads, K key-value heads, C head size, X the heads of a token together.
 """
 
 from functools import partial
