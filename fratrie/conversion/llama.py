@@ -22,10 +22,20 @@ def read_rope(theirs: PreTrainedConfig) -> dict[str, Any]:
     Raises:
         ValueError: there is one set per layer type, or only a part of each head is rotated.
     """
+    parameters = one_rope(theirs)
+    check_rope(theirs, parameters)
+    return parameters
+
+
+def one_rope(theirs: PreTrainedConfig) -> dict[str, Any]:
+    """Return the rotary parameters of a family that may turn a part of each head alone.
+
+    Raises:
+        ValueError: there is one set per layer type.
+    """
     parameters = dict(theirs.rope_parameters)
     if "rope_type" not in parameters:
         raise ValueError(f"{theirs.model_type}: rope_parameters={parameters} must be one set for all layers.")
-    check_rope(theirs, parameters)
     return parameters
 
 

@@ -114,6 +114,14 @@ class FratrieConfig(FratrieBaseConfig):
             number and size of the heads of keys and queries, and of those of values; `num_attention_heads` and
             `head_dim` by default.
         linear_conv_kernel_dim: tokens that their convolution sees; 4 by default.
+        mamba_n_heads, mamba_d_head, mamba_n_groups, mamba_d_state: of layers whose mixer is `"ssd"` (under linear
+            attention, Dao and Gu 2024): number of heads, size of a head (`head_dim`; the heads are twice as wide
+            together as the hidden state), number of groups of heads with a key and a query of their own (1), and size
+            of these (128).
+        mamba_d_conv, mamba_conv_bias, mamba_proj_bias: there, number of tokens of the convolution (4), its bias (yes),
+            and biases of the maps into and out of the mixer (no).
+        mamba_time_step_limit: there, smallest and largest step; no limits by default.
+        linear_chunk_size: longest chunk of the causal linear mixers, in tokens; changes speed and memory only.
         mixer_input_norm, mixer_output_norm, feed_forward_input_norm, feed_forward_output_norm: `"layer_norm"`,
             `"rms_norm"` or `None` in the four slots of a block. `norm_slots` fills them for the usual layouts.
         first_input_norm: whether the first block, too, has the norm before its mixer; ModernBERT leaves it out, its
@@ -210,6 +218,14 @@ class FratrieConfig(FratrieBaseConfig):
     linear_conv_kernel_dim: int | None = None
     short_conv_kernel_size: int | None = None
     short_conv_bias: bool | None = None
+    mamba_n_heads: int | None = None
+    mamba_d_head: int | None = None
+    mamba_n_groups: int | None = None
+    mamba_d_state: int | None = None
+    mamba_d_conv: int | None = None
+    mamba_conv_bias: bool | None = None
+    mamba_proj_bias: bool | None = None
+    mamba_time_step_limit: list[float | int] | None = None
 
     mixer_input_norm: NormType | None = None
     mixer_output_norm: NormType | None = None

@@ -22,7 +22,7 @@ from .layout import Layout
 from .mixer import Mixer
 from .normalization import build_norm
 from .plans import Plan
-from .recurrence import cached_recurrence, chunk_shape, recurrence_flops
+from .recurrence import Tokens, cached_recurrence, chunk_shape, recurrence_flops
 
 _TAPS = 4
 _LENGTH_EPS = 1e-6  # added to the squared length of a key or query
@@ -76,7 +76,7 @@ class GatedDelta(Mixer):
         """Draw rates and steps as Mamba does (Gu and Dao 2023), so that a state holds tens to thousands of tokens."""
         init.uniform_(self.log_rate, *_RATES)
         init.copy_(self.log_rate, self.log_rate.log())
-        init.uniform_(self.step_bias, *(math.log(step) for step in _STEPS))
+        init.uniform_(self.step_bias, math.log(_STEPS[0]), math.log(_STEPS[1]))
         step = self.step_bias.exp()
         init.copy_(self.step_bias, step + torch.log(-torch.expm1(-step)))  # softplus leads back to the step
 
@@ -167,7 +167,7 @@ class GatedDelta(Mixer):
         if attention_mask is not None:
             real_BT11 = attention_mask[:, :, None, None].to(dtype)
             decay_BTHC, rate_BTH1 = decay_BTHC * real_BT11, rate_BTH1 * real_BT11
-        tokens = tuple(x.transpose(1, 2) for x in (query_BTHC, key_BTHC, value_BTHV, decay_BTHC, rate_BTH1))
+        tokens = Tokens(*(x.transpose(1, 2) for x in (query_BTHC, key_BTHC, value_BTHV, decay_BTHC, rate_BTH1)))
         read_BHTV = cached_recurrence(tokens, self.config.linear_chunk_size, cache, self.layer_idx)
         return read_BHTV.transpose(1, 2).to(mixed_BTX.dtype), None
 

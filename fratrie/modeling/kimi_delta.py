@@ -18,9 +18,11 @@ class KimiDelta(GatedDelta):
 
     def build_gates(self, config: FratrieConfig) -> None:
         """Add the maps to the steps of the decays and to the output gate, by way of the size of a head."""
-        for name, rank in (("step", self.key_dim), ("gate", self.value_dim)):
-            setattr(self, f"{name}_down_proj", nn.Linear(config.hidden_size, rank, bias=False))
-            setattr(self, f"{name}_up_proj", nn.Linear(rank, self.value_heads * rank, bias=False))
+        size, keys, values = config.hidden_size, self.key_dim, self.value_dim
+        self.step_down_proj = nn.Linear(size, keys, bias=False)
+        self.step_up_proj = nn.Linear(keys, self.value_heads * keys, bias=False)
+        self.gate_down_proj = nn.Linear(size, values, bias=False)
+        self.gate_up_proj = nn.Linear(values, self.value_heads * values, bias=False)
 
     def steps(self, x_BTD: torch.Tensor) -> torch.Tensor:
         """The steps of the decays, before their bias: `(B, T, H · C)`."""

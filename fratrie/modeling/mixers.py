@@ -8,6 +8,7 @@ from .linear_attention import LinearAttention
 from .mixer import Mixer
 from .retention import Retention
 from .short_convolution import ShortConvolution
+from .ssd import StateSpace
 
 # New ones at the end: the first that suits a layer type is its default, unless a field enables another.
 MIXERS: dict[str, type[Mixer]] = {
@@ -18,4 +19,5 @@ MIXERS: dict[str, type[Mixer]] = {
     "retention": Retention,
     "gated_delta": GatedDelta,
     "kimi_delta": KimiDelta,
+    "ssd": StateSpace,
 }

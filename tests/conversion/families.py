@@ -47,6 +47,14 @@ DEEPSEEK = {
     "first_k_dense_replace": 1,
 }
 LFM2 = {**DECODER, "full_attn_idxs": [1], "block_multiple_of": 8}
+BAMBA = {
+    **DECODER,
+    "attn_layer_indices": [1],
+    "mamba_n_heads": 4,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 6,
+    "mamba_chunk_size": 4,
+}
 SEQ2SEQ = {
     "vocab_size": 31,
     "d_model": 16,
@@ -150,6 +158,12 @@ SPREAD = {
         | {"conv_L_cache": 1},
         {**LFM2, "full_attn_idxs": None, "rope_parameters": ROPES["yarn"]},
     ],
+    "bamba": [
+        BAMBA,
+        {**BAMBA, "attention_bias": True, "mlp_bias": True, "mamba_proj_bias": True, "mamba_conv_bias": False}
+        | {"mamba_expand": 3, "mamba_n_groups": 1, "mamba_d_conv": 2, "tie_word_embeddings": True}
+        | {"attn_layer_indices": [0, 2], "rms_norm_eps": 0.1, "rope_theta": 300.0},
+    ],
     "marian": [
         {**SEQ2SEQ},
         {**SEQ2SEQ, "share_encoder_decoder_embeddings": False, "decoder_vocab_size": 29, "scale_embedding": True},
@@ -191,8 +205,8 @@ class Case:
 
     @property
     def reads_left_padding(self):
-        """Whether theirs leaves it out: LFM2 lets the bias of a map stand for a token before its convolutions."""
-        return "conv_bias" not in self.fields
+        """Whether theirs leaves it out: LFM2 and Bamba convolve the biases of a map as if they were tokens."""
+        return "conv_bias" not in self.fields and "mamba_proj_bias" not in self.fields
 
     @property
     def generates(self):

@@ -64,6 +64,11 @@ OTHER_OF_FAMILY = {
     ("deepseek_v3", "num_key_value_heads"): 2,
     ("lfm2", "layer_types"): ["full_attention", "conv", "conv"],
     ("lfm2", "full_attn_idxs"): [0, 2],
+    ("bamba", "attn_layer_indices"): [0, 2],
+    ("bamba", "mamba_n_heads"): 8,
+    ("bamba", "mamba_n_groups"): 4,
+    ("bamba", "mamba_d_head"): "auto",  # nothing else fits to the other sizes
+    ("bamba", "time_step_limit"): (0.5, 1.0),
 }
 
 

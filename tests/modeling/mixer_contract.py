@@ -370,7 +370,7 @@ class MixerContract:
 
     def test_compiles_into_one_graph_for_all_lengths(self, causal):
         torch._dynamo.reset()
-        model = self.build(causal, dtype=torch.float32, **self.variants[-1])
+        model = self.build(causal, dtype=torch.float32, **self.variants[-1], num_hidden_layers=1)
         options = {"use_cache": False} if causal else {}
         compiled = torch.compile(model, backend="eager", fullgraph=True, dynamic=True)
         for length in (7, 5, 11):

@@ -173,6 +173,7 @@ SPARSE = {"num_experts": 4}
 LATENT = {"kv_lora_rank": 8}
 SHORT = {"layer_types": ["conv", "full_attention"]}
 DELTA = {"mixer_types": ["gated_delta", "softmax"]}
+MAMBA = {"mixer_types": ["ssd", "softmax"]}
 GROUPED = {"num_experts": 8, "router_num_groups": 4}
 DENSE_HEAD = {"classifier_hidden_sizes": [8]}
 IMAGE = {"patch_size": 4, "image_size": 8}
@@ -271,6 +272,14 @@ CAUSAL = {
     "linear_key_head_dim": Case(6, weights, DELTA),
     "linear_value_head_dim": Case(6, weights, DELTA),
     "linear_conv_kernel_dim": Case(3, weights, DELTA),
+    "mamba_n_heads": Case(4, weights, MAMBA),
+    "mamba_d_head": Case(8, weights, MAMBA),
+    "mamba_n_groups": Case(2, weights, MAMBA),
+    "mamba_d_state": Case(5, weights, MAMBA),
+    "mamba_d_conv": Case(2, weights, MAMBA),
+    "mamba_conv_bias": Case(False, weights, MAMBA),
+    "mamba_proj_bias": Case(True, weights, MAMBA),
+    "mamba_time_step_limit": Case([0.5, 2], output, MAMBA),
 }
 ENCODER = {
     **SHARED,
