@@ -119,6 +119,11 @@ class FratrieConfig(FratrieBaseConfig):
         performer_seed: what they are drawn by, for each layer and head its own; 0 by default.
         short_conv_kernel_size, short_conv_bias: of layers whose mixer is `"short_conv"` (under `"conv"`, Liquid AI
             2025): number of tokens that the convolution sees, and biases of its maps; 3 and none by default.
+        linear_num_key_heads, linear_num_value_heads, linear_key_head_dim, linear_value_head_dim: of layers whose mixer
+            is `"gated_delta"` (Yang et al. 2025) or `"kimi_delta"` (Kimi Team 2025), both under linear attention:
+            number and size of the heads of keys and queries, and of those of values; `num_attention_heads` and
+            `head_dim` by default.
+        linear_conv_kernel_dim: tokens that their convolution sees; 4 by default.
         mamba_n_heads, mamba_d_head, mamba_n_groups, mamba_d_state: of layers whose mixer is `"ssd"` (under linear
             attention, Dao and Gu 2024): number of heads, size of a head (`head_dim`; the heads are twice as wide
             together as the hidden state), number of groups of heads with a key and a query of their own (1), and size
@@ -238,6 +243,11 @@ class FratrieConfig(FratrieBaseConfig):
     linear_feature_map: FeatureMap = "elu"
     performer_num_features: int | None = None
     performer_seed: int | None = None
+    linear_num_key_heads: int | None = None
+    linear_num_value_heads: int | None = None
+    linear_key_head_dim: int | None = None
+    linear_value_head_dim: int | None = None
+    linear_conv_kernel_dim: int | None = None
     short_conv_kernel_size: int | None = None
     short_conv_bias: bool | None = None
     mamba_n_heads: int | None = None

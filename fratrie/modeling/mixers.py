@@ -2,6 +2,8 @@
 
 from .adaptive_span import AdaptiveSpanAttention
 from .attention import SoftmaxAttention
+from .gated_delta import GatedDelta
+from .kimi_delta import KimiDelta
 from .latent_attention import LatentAttention
 from .linear_attention import LinearAttention
 from .linformer import Linformer
@@ -24,6 +26,8 @@ MIXERS: dict[str, type[Mixer]] = {
     "gru": GRU,
     "short_conv": ShortConvolution,
     "retention": Retention,
+    "gated_delta": GatedDelta,
+    "kimi_delta": KimiDelta,
     "ssd": StateSpace,
     "adaptive_span": AdaptiveSpanAttention,
     "linformer": Linformer,
