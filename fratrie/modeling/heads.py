@@ -14,7 +14,7 @@ from transformers.utils.generic import ModelOutput
 from .chunked_loss import chunked_cross_entropy
 from .configuration import FratrieConfig, FratrieEncoderConfig
 from .experts import RouterLosses, needs_router_logits
-<<<<<<< HEAD
+from .linear_maps import has_more_to_its_call
 from .losses import (
     add_mixer_losses,
     guess_problem_type,
@@ -23,10 +23,6 @@ from .losses import (
     share_of_batch,
     token_cross_entropy,
 )
-=======
-from .linear_maps import has_more_to_its_call
-from .losses import guess_problem_type, sequence_classification_loss, share_of_batch, token_cross_entropy
->>>>>>> wt-perf
 from .normalization import build_norm
 from .outputs import FratrieModelOutput
 from .pretrained import FratriePreTrainedModel

@@ -57,11 +57,8 @@ class LinearAttention(AttentionMixer):
     """
 
     layer_types = ("linear_attention",)
-<<<<<<< HEAD
     smallest_normaliser: ClassVar[float] = 0.0
-=======
     joint_maps = (("q_proj", "k_proj", "v_proj"),)
->>>>>>> wt-perf
 
     def forward(
         self,

@@ -39,12 +39,9 @@ class Mixer(nn.Module):
         keeps_tokens: whether its cache holds something for every token, as keys and values are. Such a cache knows how
             many tokens it has seen, and can be exported.
         fits_paged_cache: whether continuous batching can serve it.
-<<<<<<< HEAD
         adds_to_scores: whether it adds numbers of its own to the scores, which flash attention cannot.
         has_loss: whether it has a part in the training loss, which it passes through a `MixerLoss`.
-=======
         joint_maps: names of its linear maps that read the same input through `apply_jointly`, a tuple for each input.
->>>>>>> wt-perf
     """
 
     layer_types: ClassVar[tuple[str, ...]]
@@ -56,12 +53,9 @@ class Mixer(nn.Module):
     mask_form: ClassVar[MaskForm] = "padding"
     keeps_tokens: ClassVar[bool] = False
     fits_paged_cache: ClassVar[bool] = False
-<<<<<<< HEAD
     adds_to_scores: ClassVar[bool] = False
     has_loss: ClassVar[bool] = False
-=======
     joint_maps: ClassVar[tuple[tuple[str, ...], ...]] = ()
->>>>>>> wt-perf
 
     def __init__(self, config: FratrieConfig, layer_idx: int) -> None:
         super().__init__()

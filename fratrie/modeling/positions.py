@@ -18,13 +18,18 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, dynamic_rope_u
 from .configuration import FratrieConfig
 
 
-def require_places(position_ids_BT: torch.Tensor, most: int) -> None:
+def require_places(position_ids_BT: torch.Tensor, most: int, bound: int | None = None) -> None:
     """Refuse positions beyond the `most` that a model has.
+
+    Args:
+        position_ids_BT: the positions.
+        most: how many there are.
+        bound: what they all are below, if the host knows it; it spares it to wait for the device.
 
     Raises:
         ValueError: with the length of the text.
     """
-    if torch.compiler.is_compiling() or not position_ids_BT.numel():
+    if torch.compiler.is_compiling() or (bound is not None and bound <= most) or not position_ids_BT.numel():
         return
     longest = int(position_ids_BT.max()) + 1
     if longest > most:
@@ -51,18 +56,7 @@ class LearnedPositions(nn.Embedding):
         Raises:
             ValueError: when a position lies beyond the table.
         """
-<<<<<<< HEAD
-        require_places(position_ids_BT, self.num_embeddings - self.offset)
-=======
-        most = self.num_embeddings - self.offset
-        if not torch.compiler.is_compiling() and (bound is None or bound > most) and position_ids_BT.numel():
-            longest = int(position_ids_BT.max()) + 1
-            if longest > most:
-                raise ValueError(
-                    f"A text of {longest} tokens is longer than the model's max_position_embeddings={most}: truncate "
-                    "it (truncation=True), ask for fewer max_new_tokens, or train with more positions."
-                )
->>>>>>> wt-perf
+        require_places(position_ids_BT, self.num_embeddings - self.offset, bound)
         return super().forward(position_ids_BT + self.offset)
 
 
@@ -80,13 +74,13 @@ class AxialPositions(nn.Module):
         self.rows = nn.Embedding(rows, sizes[0])
         self.columns = nn.Embedding(columns, sizes[1])
 
-    def forward(self, position_ids_BT: torch.Tensor) -> torch.Tensor:
-        """Return the vectors `(B, T, D)` of the positions.
+    def forward(self, position_ids_BT: torch.Tensor, bound: int | None = None) -> torch.Tensor:
+        """Return the vectors `(B, T, D)` of the positions (see `LearnedPositions.forward`).
 
         Raises:
             ValueError: when a position lies beyond the model's.
         """
-        require_places(position_ids_BT, self.most)
+        require_places(position_ids_BT, self.most, bound)
         columns = self.columns.num_embeddings
         return torch.cat((self.rows(position_ids_BT // columns), self.columns(position_ids_BT % columns)), dim=-1)
 
