@@ -38,6 +38,7 @@ class Mixer(nn.Module):
         keeps_tokens: whether its cache holds something for every token, as keys and values are. Such a cache knows how
             many tokens it has seen, and can be exported.
         fits_paged_cache: whether continuous batching can serve it.
+        fits_onnx: whether ONNX has all of its operations.
     """
 
     layer_types: ClassVar[tuple[str, ...]]
@@ -49,6 +50,7 @@ class Mixer(nn.Module):
     mask_form: ClassVar[MaskForm] = "padding"
     keeps_tokens: ClassVar[bool] = False
     fits_paged_cache: ClassVar[bool] = False
+    fits_onnx: ClassVar[bool] = True
 
     def __init__(self, config: FratrieConfig, layer_idx: int) -> None:
         super().__init__()

@@ -37,8 +37,8 @@ def recur(
     # The kernel has a backward pass where it runs in training mode, whatever mode the model is in.
     options = (weights, has_bias, layers, dropout, torch.is_grad_enabled(), bidirectional, batch_first)
     if kind == "lstm":
-        output_BTE, *last = torch.lstm(x_BTD, past_NBE.split(1), *options)
-        return output_BTE, torch.cat(last)
+        output_BTE, shown_1BE, cell_1BE = torch.lstm(x_BTD, past_NBE.split(1), *options)
+        return output_BTE, torch.cat((shown_1BE, cell_1BE))
     return _KERNELS[kind](x_BTD, past_NBE, *options)
 
 
@@ -64,7 +64,7 @@ def recur_backward(kind: str, inputs: list[torch.Tensor], gradients: list[torch.
         return recur(kind, x_BTD, past_NBE, list(weights))
 
     with torch.enable_grad():
-        _, pull_back = torch.func.vjp(run, *inputs)
+        pull_back = torch.func.vjp(run, *inputs)[1]
         return [gradient.clone(memory_format=torch.contiguous_format) for gradient in pull_back(tuple(gradients))]
 
 
@@ -117,6 +117,7 @@ class Recurrent(Mixer):
 
     layer_types = ("linear_attention",)
     mask_form = "lengths"
+    fits_onnx = False
     kind: ClassVar[str]
     gates: ClassVar[int]
     states: ClassVar[int] = 1

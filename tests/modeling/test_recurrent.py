@@ -17,6 +17,7 @@ from fratrie import (
 )
 from fratrie.modeling.mixers import MIXERS
 from fratrie.modeling.recurrent import recur_as_one
+from fratrie.onnx_export import export_onnx
 
 
 class RecurrentContract(MixerContract):
@@ -269,3 +270,15 @@ def test_two_directions_of_an_odd_width_are_refused():
     with pytest.raises(ValueError, match="hidden_size=15 is odd"):
         build("gru", False, hidden_size=15, num_attention_heads=3)
     build("gru", True, hidden_size=15, num_attention_heads=3)
+
+
+def test_an_encoder_is_exported_for_every_length_but_not_to_onnx(tmp_path):
+    model = build("gru", False, torch.float32)
+    with pytest.raises(ValueError, match=r"mixer_types=\['gru'\].*torch\.export"):
+        export_onnx(model, tmp_path / "model.onnx")
+    sizes = {"input_ids": {0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO}}
+    inputs = {"input_ids": torch.ones(2, 6, dtype=torch.long)}
+    exported = torch.export.export(model, (), inputs, dynamic_shapes=sizes, strict=False).module()
+    for length in (2, 19):
+        ids = torch.arange(3 * length).view(3, length) % 29 + 1
+        close(exported(input_ids=ids).last_hidden_state, model(ids).last_hidden_state, 1e-5)
