@@ -50,8 +50,8 @@ def export_onnx(model: FratriePreTrainedModel, file: str | os.PathLike[str]) -> 
         )
     if not all(mixer.fits_onnx for mixer in config.mixers):
         raise ValueError(
-            f"ONNX has no operations for some of mixer_types={config.mixer_types}: export a model without them, or use "
-            "torch.export."
+            f"ONNX has no operations for some of mixer_types={config.mixer_types}: export a model without them, or "
+            "use torch.export."
         )
     with _ready_for_export(model):
         inputs, dynamic_shapes = _example(model)
