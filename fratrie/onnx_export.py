@@ -36,7 +36,8 @@ def export_onnx(model: FratriePreTrainedModel, file: str | os.PathLike[str]) -> 
         file: where to write; weights of more than two gigabytes lie in a second file beside it.
 
     Raises:
-        ValueError: for an encoder-decoder, and for a cache that is no list of keys and values, as of linear attention.
+        ValueError: for an encoder-decoder, for a cache that is no list of keys and values, as of linear attention, and
+            for mixers whose operations ONNX has not.
     """
     config = model.config
     if config.is_encoder_decoder:
@@ -46,6 +47,11 @@ def export_onnx(model: FratriePreTrainedModel, file: str | os.PathLike[str]) -> 
         raise ValueError(
             f"export_onnx knows caches of keys and values, but not all of mixer_types={config.mixer_types} keep them: "
             "export a decoder of softmax attention."
+        )
+    if not all(mixer.fits_onnx for mixer in config.mixers):
+        raise ValueError(
+            f"ONNX has no operations for some of mixer_types={config.mixer_types}: export a model without them, or "
+            "use torch.export."
         )
     with _ready_for_export(model):
         inputs, dynamic_shapes = _example(model)

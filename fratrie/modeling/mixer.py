@@ -42,6 +42,7 @@ class Mixer(nn.Module):
         adds_to_scores: whether it adds numbers of its own to the scores, which flash attention cannot.
         has_loss: whether it has a part in the training loss, which it passes through a `MixerLoss`.
         joint_maps: names of its linear maps that read the same input through `apply_jointly`, a tuple for each input.
+        fits_onnx: whether ONNX has all of its operations.
     """
 
     layer_types: ClassVar[tuple[str, ...]]
@@ -56,6 +57,7 @@ class Mixer(nn.Module):
     adds_to_scores: ClassVar[bool] = False
     has_loss: ClassVar[bool] = False
     joint_maps: ClassVar[tuple[tuple[str, ...], ...]] = ()
+    fits_onnx: ClassVar[bool] = True
 
     def __init__(self, config: FratrieConfig, layer_idx: int) -> None:
         super().__init__()

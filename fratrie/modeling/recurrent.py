@@ -1,12 +1,13 @@
 """Recurrent networks as mixers: Elman's network, LSTM and GRU, by torch's kernels and under the names of its weights.
 
 A state passes over the tokens one after another, and what it is at a token is the output: the layer is `nn.RNN`,
-`nn.LSTM` or `nn.GRU` of one layer, as wide as the model, with no projection behind it. In bidirectional stacks it is two
-directions of half the width, the backward one from the last real token of each document.
+`nn.LSTM` or `nn.GRU` of one layer, as wide as the model, with no projection behind it. In bidirectional stacks it is
+two directions of half the width, the backward one from the last real token of each document.
 
 Shapes: B batch, T tokens, D hidden, E width of a direction, N numbers of states: 2 in an LSTM, else 1.
 """
 
+import re
 from functools import partial
 from typing import Any, ClassVar
 
@@ -21,6 +22,7 @@ from .layout import Layout
 from .mixer import Mixer
 
 _WEIGHTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+
 _KERNELS = {"rnn": torch.rnn_tanh, "gru": torch.gru}
 
 # Added to a gate it leaves nothing of it but zero or one.
@@ -30,55 +32,50 @@ _SHUT = 1e6
 def recur(
     kind: str, x_BTD: torch.Tensor, past_NBE: torch.Tensor, weights: list[torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run torch's kernel of a kind: outputs `(B, T, E)` and the last states `(N, B, E)`.
-
-    Its backward pass is only there where it runs in training mode, whatever mode the model is in.
-    """
-    has_bias, layers, dropout, bidirectional, batch_first = len(weights) == 4, 1, 0.0, False, True
+    """Run torch's kernel of a kind: outputs `(B, T, E)` and the last states `(N, B, E)`."""
+    has_bias, layers, dropout, bidirectional, batch_first = len(weights) == len(_WEIGHTS), 1, 0.0, False, True
+    # The kernel has a backward pass where it runs in training mode, whatever mode the model is in.
     options = (weights, has_bias, layers, dropout, torch.is_grad_enabled(), bidirectional, batch_first)
     if kind == "lstm":
-        output_BTE, *last = torch.lstm(x_BTD, past_NBE.split(1), *options)
-        return output_BTE, torch.cat(last)
+        output_BTE, shown_1BE, cell_1BE = torch.lstm(x_BTD, past_NBE.split(1), *options)
+        return output_BTE, torch.cat((shown_1BE, cell_1BE))
     return _KERNELS[kind](x_BTD, past_NBE, *options)
 
 
-# A compiled graph sees the kernel as one operation, else it would unroll it for every length anew. The namespace is that
-# of the module, which a checkpoint that carries this code brings once more.
-_NAMESPACE = __name__.replace(".", "_")
+# A compiled graph would unroll the kernel for every length anew, unless it is one operation. A checkpoint that carries
+# this code defines it once more, under the name of its own module.
+_NAMESPACE = re.sub(r"\W", "_", __name__)
 
 
 @torch.library.custom_op(f"{_NAMESPACE}::recur", mutates_args=())
-def opaque_recur(
+def recur_as_one(
     kind: str, x_BTD: torch.Tensor, past_NBE: torch.Tensor, weights: list[torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`recur` as one operation, whose backward pass runs it once more."""
+    """`recur` for compiled graphs; its backward pass runs it once more."""
     output_BTE, last_NBE = recur(kind, x_BTD, past_NBE, weights)
     return output_BTE.clone(memory_format=torch.contiguous_format), last_NBE.clone()
 
 
-@opaque_recur.register_fake
-def _(
+@torch.library.custom_op(f"{_NAMESPACE}::recur_backward", mutates_args=())
+def recur_backward(kind: str, inputs: list[torch.Tensor], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Gradients of the inputs of `recur`, a list of all tensors, from those of what it returns."""
+
+    def run(x_BTD: torch.Tensor, past_NBE: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return recur(kind, x_BTD, past_NBE, list(weights))
+
+    with torch.enable_grad():
+        pull_back = torch.func.vjp(run, *inputs)[1]
+        return [gradient.clone(memory_format=torch.contiguous_format) for gradient in pull_back(tuple(gradients))]
+
+
+def _fake_recur(
     kind: str, x_BTD: torch.Tensor, past_NBE: torch.Tensor, weights: list[torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return x_BTD.new_empty(*x_BTD.shape[:2], past_NBE.shape[-1]), torch.empty_like(past_NBE)
 
 
-@torch.library.custom_op(f"{_NAMESPACE}::recur_backward", mutates_args=())
-def _recur_backward(
-    kind: str, inputs: list[torch.Tensor], output_grad_BTE: torch.Tensor, last_grad_NBE: torch.Tensor
-) -> list[torch.Tensor]:
-    with torch.enable_grad():
-        x_BTD, past_NBE, *weights = (x.detach().requires_grad_() for x in inputs)
-        outputs = recur(kind, x_BTD, past_NBE, weights)
-    gradients = torch.autograd.grad(outputs, [x_BTD, past_NBE, *weights], [output_grad_BTE, last_grad_NBE])
-    return [gradient.contiguous() for gradient in gradients]
-
-
-@_recur_backward.register_fake
-def _(
-    kind: str, inputs: list[torch.Tensor], output_grad_BTE: torch.Tensor, last_grad_NBE: torch.Tensor
-) -> list[torch.Tensor]:
-    return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs]
+def _fake_recur_backward(kind: str, inputs: list[torch.Tensor], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in inputs]
 
 
 def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -86,14 +83,14 @@ def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.save_for_backward(x_BTD, past_NBE, *weights)
 
 
-def _backward(ctx: Any, output_grad_BTE: torch.Tensor, last_grad_NBE: torch.Tensor) -> tuple[Any, ...]:
-    x_grad, past_grad, *weight_grads = _recur_backward(
-        ctx.kind, list(ctx.saved_tensors), output_grad_BTE, last_grad_NBE
-    )
-    return None, x_grad, past_grad, weight_grads
+def _backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+    of_x, of_past, *of_weights = recur_backward(ctx.kind, list(ctx.saved_tensors), list(gradients))
+    return None, of_x, of_past, of_weights
 
 
-opaque_recur.register_autograd(_backward, setup_context=_keep_inputs)
+recur_as_one.register_fake(_fake_recur)
+recur_backward.register_fake(_fake_recur_backward)
+recur_as_one.register_autograd(_backward, setup_context=_keep_inputs)
 
 
 def real_first(mask_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -115,11 +112,12 @@ class Recurrent(Mixer):
         kind: which one.
         gates: rows of a weight per number of the state.
         states: numbers N of states.
-        activations: numbers per number of the state and token that training keeps.
+        activations: numbers per number of the state and token that its kernel keeps in training.
     """
 
     layer_types = ("linear_attention",)
     mask_form = "lengths"
+    fits_onnx = False
     kind: ClassVar[str]
     gates: ClassVar[int]
     states: ClassVar[int] = 1
@@ -176,10 +174,7 @@ class Recurrent(Mixer):
         given, dtype = x_BTD.dtype, torch.promote_types(torch.float32, x_BTD.dtype)
         x_BTD = x_BTD.to(dtype)
         with maybe_autocast(x_BTD.device.type, enabled=False):
-            if self.is_causal:
-                output_BTD = self._causal(x_BTD, mask_BT, cache)
-            else:
-                output_BTD = self._bidirectional(x_BTD, mask_BT)
+            output_BTD = self._causal(x_BTD, mask_BT, cache) if self.is_causal else self._bidirectional(x_BTD, mask_BT)
         if mask_BT is not None:
             output_BTD = output_BTD.masked_fill(~mask_BT.bool().unsqueeze(-1), 0.0)
         return output_BTD.to(given), None
@@ -224,7 +219,7 @@ class Recurrent(Mixer):
     def _recur(
         self, x_BTD: torch.Tensor, past_NBE: torch.Tensor, weights: list[torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        kernel = opaque_recur if torch.compiler.is_compiling() else recur
+        kernel = recur_as_one if torch.compiler.is_compiling() else recur
         return kernel(self.kind, x_BTD, past_NBE, weights)
 
     def weights(self, direction: str, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -249,8 +244,9 @@ class Recurrent(Mixer):
 
     @classmethod
     def activation_numbers(cls, config: FratrieConfig, layer_type: str, length: int, dtype: torch.dtype) -> float:
-        """In float32: inputs, gates and states (see `Mixer.activation_numbers`)."""
-        return (1 + cls.activations) * config.hidden_size * max(1.0, 4 / dtype.itemsize)
+        """In float32: gates and states, and the inputs in the order of each direction."""
+        ordered = 0 if config.is_causal_stack else 2
+        return (cls.activations + ordered) * config.hidden_size * max(1.0, 4 / dtype.itemsize)
 
 
 def take(x_BTD: torch.Tensor, places_BT: torch.Tensor) -> torch.Tensor:
@@ -268,7 +264,7 @@ class RNN(Recurrent):
 
     kind = "rnn"
     gates = 1
-    activations = 4
+    activations = 2
 
 
 class LSTM(Recurrent):
@@ -277,7 +273,7 @@ class LSTM(Recurrent):
     kind = "lstm"
     gates = 4
     states = 2
-    activations = 10
+    activations = 18
 
     def first_bias(self, name: str) -> torch.Tensor:
         """One for the forget gate, so that a state lasts from the first step on (Jozefowicz et al. 2015)."""
@@ -302,4 +298,4 @@ class GRU(Recurrent):
 
     kind = "gru"
     gates = 3
-    activations = 12
+    activations = 8

@@ -162,6 +162,15 @@ def test_long_keys_and_wide_heads_neither_vanish_nor_overflow(size):
         assert kept.all() or length > 3
 
 
+def test_a_key_that_is_a_feature_does_not_overflow():
+    """Its exponent is half of its squared length, 128 in a head of 256."""
+    mixer = build(dtype=torch.float32, num_attention_heads=1, head_dim=256, performer_num_features=256).layers[0].mixer
+    query, key = torch.zeros(2, 1, 1, 4, 256)
+    key[0, 0, 2] = mixer.random_features.vectors_KCF[0, :, 5] * 4  # the fourth root of 256
+    found, _ = mixer.attend(query, key, torch.full_like(key, 3.0), None, None)
+    torch.testing.assert_close(found, torch.full_like(found, 3.0))
+
+
 # --- where the features come from ------------------------------------------------------------------------------------
 
 

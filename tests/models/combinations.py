@@ -170,6 +170,8 @@ COMBINATIONS = (
     Combination("odd_experts_linear", "one expert a token, of a size that no grouped kernel takes; linear attention",
                 {"num_experts": 3, "num_experts_per_tok": 1, "intermediate_size": 18,
                  "layer_types": [FULL, LINEAR]}),
+    Combination("recurrent", "an LSTM, then attention by random features; no positions",
+                {"mixer_types": ["lstm", "performer"], "position_type": "none", "linear_chunk_size": 4}),
     Combination("dropouts", "every dropout",
                 {"embedding_dropout": 0.1, "hidden_dropout": 0.1, "attention_dropout": 0.1,
                  "activation_dropout": 0.1}),

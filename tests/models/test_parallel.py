@@ -69,6 +69,7 @@ SPLITS: dict[str, tuple[str, list[dict[str, int]], bool]] = {
     "sliding_full": (DECODER, [PP], False),
     "all_mixers": (DECODER, [TP, PP], False),
     "latent": (DECODER, [TP], False),
+    "recurrent": (DECODER, [TP], False),
     "shared_experts": (DECODER, [TP, EP], False),
     "deepseek_router": (DECODER, [EP], False),
     "query_key_layer_norm": (ENCODER, [TP], False),
