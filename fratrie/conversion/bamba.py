@@ -57,6 +57,7 @@ BAMBA = replace(
         "mamba_expand": _expansion,
         "time_step_limit": lambda ours: ours.mamba_time_step_limit,
         **{name: (lambda ours, name=name: getattr(ours, name)) for name in _STATE_SPACE},
+        "mamba_n_heads": lambda ours: ours.mamba_n_heads or 1,  # theirs checks them where no layer has them
     },
     layer_types=frozenset({"full_attention", "linear_attention"}),
     required={"hidden_act": "silu", "z_loss_coefficient": 0.0},
