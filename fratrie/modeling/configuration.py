@@ -108,6 +108,12 @@ class FratrieConfig(FratrieBaseConfig):
             that many to each side where bidirectional. Other layers do not read it.
         short_conv_kernel_size, short_conv_bias: of layers whose mixer is `"short_conv"` (under `"conv"`, Liquid AI
             2025): number of tokens that the convolution sees, and biases of its maps; 3 and none by default.
+        linear_chunk_size: longest chunk of the causal linear attention, in tokens; changes speed and memory only.
+        linear_num_key_heads, linear_num_value_heads, linear_key_head_dim, linear_value_head_dim: of layers whose mixer
+            is `"gated_delta"` (Yang et al. 2025) or `"kimi_delta"` (Kimi Team 2025), both under linear attention:
+            number and size of the heads of keys and queries, and of those of values; `num_attention_heads` and
+            `head_dim` by default.
+        linear_conv_kernel_dim: tokens that their convolution sees; 4 by default.
         mamba_n_heads, mamba_d_head, mamba_n_groups, mamba_d_state: of layers whose mixer is `"ssd"` (under linear
             attention, Dao and Gu 2024): number of heads, size of a head (`head_dim`; the heads are twice as wide
             together as the hidden state), number of groups of heads with a key and a query of their own (1), and size
@@ -205,6 +211,11 @@ class FratrieConfig(FratrieBaseConfig):
     mixer_types: list[str] | None = None
     sliding_window: int | None = None
     linear_chunk_size: int = 64
+    linear_num_key_heads: int | None = None
+    linear_num_value_heads: int | None = None
+    linear_key_head_dim: int | None = None
+    linear_value_head_dim: int | None = None
+    linear_conv_kernel_dim: int | None = None
     short_conv_kernel_size: int | None = None
     short_conv_bias: bool | None = None
     mamba_n_heads: int | None = None

@@ -1,6 +1,8 @@
 """The registry of mixers: what the names in `mixer_types` of the configuration stand for."""
 
 from .attention import SoftmaxAttention
+from .gated_delta import GatedDelta
+from .kimi_delta import KimiDelta
 from .latent_attention import LatentAttention
 from .linear_attention import LinearAttention
 from .mixer import Mixer
@@ -15,5 +17,7 @@ MIXERS: dict[str, type[Mixer]] = {
     "latent": LatentAttention,
     "short_conv": ShortConvolution,
     "retention": Retention,
+    "gated_delta": GatedDelta,
+    "kimi_delta": KimiDelta,
     "ssd": StateSpace,
 }

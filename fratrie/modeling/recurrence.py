@@ -10,7 +10,7 @@ Shapes: B batch, H heads, T tokens, C size of a key, V size of a value, X decays
 M tokens of a chunk, W = V + C.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -19,6 +19,16 @@ from transformers.cache_utils import Cache
 from transformers.utils.generic import maybe_autocast
 
 from .linear_attention import chunks
+
+
+class Tokens(NamedTuple):
+    """What comes in with rows of tokens (see `recurrence`)."""
+
+    query_BHTC: torch.Tensor
+    key_BHTC: torch.Tensor
+    value_BHTV: torch.Tensor
+    log_decay_BHTX: torch.Tensor
+    rate_BHT1: torch.Tensor | None = None
 
 
 def recurrence(
@@ -46,31 +56,26 @@ def recurrence(
         Outputs `(B, H, T, V)` and the last state `(B, H, C, V)`, in the dtype of the computation.
     """
     dtype = torch.promote_types(torch.float32, query_BHTC.dtype)
-    query_BHTC, key_BHTC, value_BHTV, log_decay_BHTX = (
-        x.to(dtype) for x in (query_BHTC, key_BHTC, value_BHTV, log_decay_BHTX)
-    )
     rate_BHT1 = None if rate_BHT1 is None else rate_BHT1.to(dtype)
+    query_BHTC, key_BHTC, value_BHTV = query_BHTC.to(dtype), key_BHTC.to(dtype), value_BHTV.to(dtype)
     if state_BHCV is None:
         state_BHCV = value_BHTV.new_zeros(*key_BHTC.shape[:2], key_BHTC.shape[-1], value_BHTV.shape[-1])
-    tokens = (query_BHTC, key_BHTC, value_BHTV, log_decay_BHTX, rate_BHT1)
+    tokens = Tokens(query_BHTC, key_BHTC, value_BHTV, log_decay_BHTX.to(dtype), rate_BHT1)
     with maybe_autocast(query_BHTC.device.type, enabled=False):
         if query_BHTC.shape[2] == 1:
             return _one_token(tokens, state_BHCV.to(dtype))
         return _in_chunks(tokens, state_BHCV.to(dtype), chunk_size)
 
 
-def cached_recurrence(
-    tokens: tuple[torch.Tensor, ...], chunk_size: int, cache: Cache | None, layer_idx: int
-) -> torch.Tensor:
-    """Outputs `(B, H, T, V)` of `recurrence`, for `tokens` in its order, from the state of a layer in the cache on."""
-    if cache is None:
-        return recurrence(*tokens, chunk_size=chunk_size)[0]
-    *inputs, rate = tokens if len(tokens) == 5 else (*tokens, None)
-    output_BHTV, state_BHCV = recurrence(*inputs, rate, cache.get_recurrent_state(layer_idx), chunk_size)
-    cache.update_recurrent_state(state_BHCV, layer_idx)
-    # Hugging Face marks a state as present when it stores a convolution, which a layer may not have.
-    layer: Any = cache.layers[layer_idx]
-    layer.has_previous_state[0] = True
+def cached_recurrence(tokens: Tokens, chunk_size: int, cache: Cache | None, layer_idx: int) -> torch.Tensor:
+    """Outputs `(B, H, T, V)` of `recurrence`, from the state of a layer in the cache on, which is brought forward."""
+    past_BHCV = None if cache is None else cache.get_recurrent_state(layer_idx)
+    output_BHTV, state_BHCV = recurrence(*tokens, past_BHCV, chunk_size)
+    if cache is not None:
+        cache.update_recurrent_state(state_BHCV, layer_idx)
+        # Hugging Face marks a state as present when it stores a convolution, which a layer may not have.
+        layer: Any = cache.layers[layer_idx]
+        layer.has_previous_state[0] = True
     return output_BHTV
 
 
@@ -102,10 +107,9 @@ def recurrence_flops(length: int, longest: int, key: int, value: int, by_channel
     return number * flops
 
 
-def _one_token(tokens: tuple[torch.Tensor | None, ...], state_BHCV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _one_token(tokens: Tokens, state_BHCV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The equation as it stands, for rows of one token."""
     query_BHTC, key_BHTC, value_BHTV, log_decay_BHTX, rate_BHT1 = tokens
-    assert query_BHTC is not None and key_BHTC is not None and value_BHTV is not None and log_decay_BHTX is not None
     state_BHCV = state_BHCV * log_decay_BHTX.exp().transpose(-1, -2)
     if rate_BHT1 is not None:
         value_BHTV = rate_BHT1 * (value_BHTV - key_BHTC @ state_BHCV)
@@ -113,30 +117,27 @@ def _one_token(tokens: tuple[torch.Tensor | None, ...], state_BHCV: torch.Tensor
     return query_BHTC @ state_BHCV, state_BHCV
 
 
-def _in_chunks(
-    tokens: tuple[torch.Tensor | None, ...], state_BHCV: torch.Tensor, longest: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _in_chunks(tokens: Tokens, state_BHCV: torch.Tensor, longest: int) -> tuple[torch.Tensor, torch.Tensor]:
     """All chunks at once, each as a function of the state before it; these states in turn; then the outputs.
 
     Under the delta rule a chunk writes `written - known @ state`, and so its effect on the state is a matrix.
     """
-    assert tokens[0] is not None and tokens[3] is not None
-    length, by_channel = tokens[0].shape[2], tokens[3].shape[3] > 1
+    length, by_channel = tokens.query_BHTC.shape[2], tokens.log_decay_BHTX.shape[3] > 1
     number, size = chunk_shape(length, longest, by_channel)
-    query_BHJMC, key_BHJMC, value_BHJMV, log_decay_BHJMX, rate_BHJM1 = (
-        None if x is None else nn.functional.pad(x, (0, 0, 0, number * size - length)).unflatten(2, (number, size))
-        for x in tokens
-    )
-    assert query_BHJMC is not None and key_BHJMC is not None and value_BHJMV is not None
-    assert log_decay_BHJMX is not None
+
+    def cut(x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.pad(x, (0, 0, 0, number * size - length)).unflatten(2, (number, size))
+
+    query_BHJMC, key_BHJMC, value_BHJMV, log_decay_BHJMX = (cut(x) for x in tokens[:4])
     age_BHJMX = log_decay_BHJMX.cumsum(3)  # log of the decay since the chunk began
     score = _scores_by_channel if by_channel else _scores
     left_BHJMC = key_BHJMC * (age_BHJMX[..., -1:, :] - age_BHJMX).exp()  # what is left of a key at the chunk's end
     decay_BHJX1 = age_BHJMX[..., -1:, :].exp().transpose(-1, -2)
     known_BHJMC = None
-    if rate_BHJM1 is None:
+    if tokens.rate_BHT1 is None:
         written_BHJMV, transition = value_BHJMV, decay_BHJX1
     else:
+        rate_BHJM1 = cut(tokens.rate_BHT1)
         rated_BHJMC = key_BHJMC * rate_BHJM1
         system_BHJMM = score(rated_BHJMC, key_BHJMC, age_BHJMX)
         sides_BHJMW = torch.cat((value_BHJMV * rate_BHJM1, rated_BHJMC * age_BHJMX.exp()), dim=-1)

@@ -165,8 +165,10 @@ def _check_mixers(config: "FratrieConfig") -> None:
 
 
 def _check_unused_fields(config: "FratrieConfig", name: str, mixer: type["Mixer"]) -> None:
-    given = {field: value for field in mixer.own_fields if (value := getattr(config, field, None)) is not None}
-    if not given or mixer in config.mixers:
+    read = {field for each in config.mixers for field in each.own_fields}  # mixers may share fields
+    unread = [field for field in mixer.own_fields if field not in read]
+    given = {field: value for field in unread if (value := getattr(config, field, None)) is not None}
+    if not given:
         return
     enabling = mixer.enabled_by
     require(enabling is None or enabling in given, f"{given} have no use without {enabling}.")

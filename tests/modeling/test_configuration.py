@@ -172,6 +172,7 @@ ROTARY = {"position_type": "rotary"}
 SPARSE = {"num_experts": 4}
 LATENT = {"kv_lora_rank": 8}
 SHORT = {"layer_types": ["conv", "full_attention"]}
+DELTA = {"mixer_types": ["gated_delta", "softmax"]}
 MAMBA = {"mixer_types": ["ssd", "softmax"]}
 GROUPED = {"num_experts": 8, "router_num_groups": 4}
 DENSE_HEAD = {"classifier_hidden_sizes": [8]}
@@ -266,6 +267,11 @@ CAUSAL = {
     "linear_chunk_size": Case(5, output, {"layer_types": ["linear_attention"] * 2}),
     "short_conv_kernel_size": Case(5, weights, SHORT),
     "short_conv_bias": Case(True, weights, SHORT),
+    "linear_num_key_heads": Case(2, weights, DELTA),
+    "linear_num_value_heads": Case(8, weights, DELTA),
+    "linear_key_head_dim": Case(6, weights, DELTA),
+    "linear_value_head_dim": Case(6, weights, DELTA),
+    "linear_conv_kernel_dim": Case(3, weights, DELTA),
     "mamba_n_heads": Case(4, weights, MAMBA),
     "mamba_d_head": Case(8, weights, MAMBA),
     "mamba_n_groups": Case(2, weights, MAMBA),
