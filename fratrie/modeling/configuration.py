@@ -108,7 +108,7 @@ class FratrieConfig(FratrieBaseConfig):
             that many to each side where bidirectional. Other layers do not read it.
         short_conv_kernel_size, short_conv_bias: of layers whose mixer is `"short_conv"` (under `"conv"`, Liquid AI
             2025): number of tokens that the convolution sees, and biases of its maps; 3 and none by default.
-        linear_chunk_size: longest chunk of the causal linear attention, in tokens; changes speed and memory only.
+        linear_chunk_size: longest chunk of the causal linear mixers, in tokens; changes speed and memory only.
         linear_num_key_heads, linear_num_value_heads, linear_key_head_dim, linear_value_head_dim: of layers whose mixer
             is `"gated_delta"` (Yang et al. 2025) or `"kimi_delta"` (Kimi Team 2025), both under linear attention:
             number and size of the heads of keys and queries, and of those of values; `num_attention_heads` and
@@ -121,7 +121,6 @@ class FratrieConfig(FratrieBaseConfig):
         mamba_d_conv, mamba_conv_bias, mamba_proj_bias: there, number of tokens of the convolution (4), its bias (yes),
             and biases of the maps into and out of the mixer (no).
         mamba_time_step_limit: there, smallest and largest step; no limits by default.
-        linear_chunk_size: longest chunk of the causal linear mixers, in tokens; changes speed and memory only.
         mixer_input_norm, mixer_output_norm, feed_forward_input_norm, feed_forward_output_norm: `"layer_norm"`,
             `"rms_norm"` or `None` in the four slots of a block. `norm_slots` fills them for the usual layouts.
         first_input_norm: whether the first block, too, has the norm before its mixer; ModernBERT leaves it out, its
