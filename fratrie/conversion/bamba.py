@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 from transformers import PreTrainedConfig
@@ -56,7 +57,8 @@ BAMBA = replace(
         "attn_layer_indices": lambda ours: [i for i, name in enumerate(ours.mixer_types) if name == "softmax"],
         "mamba_expand": _expansion,
         "time_step_limit": lambda ours: ours.mamba_time_step_limit,
-        **{name: (lambda ours, name=name: getattr(ours, name)) for name in _STATE_SPACE},
+        **{name: attrgetter(name) for name in _STATE_SPACE},
+        "mamba_n_heads": lambda ours: ours.mamba_n_heads or 1,  # theirs checks them where no layer has them
     },
     layer_types=frozenset({"full_attention", "linear_attention"}),
     required={"hidden_act": "silu", "z_loss_coefficient": 0.0},

@@ -119,6 +119,7 @@ class FratrieConfig(FratrieBaseConfig):
         performer_seed: what they are drawn by, for each layer and head its own; 0 by default.
         short_conv_kernel_size, short_conv_bias: of layers whose mixer is `"short_conv"` (under `"conv"`, Liquid AI
             2025): number of tokens that the convolution sees, and biases of its maps; 3 and none by default.
+        linear_chunk_size: longest chunk of the causal linear mixers, in tokens; changes speed and memory only.
         linear_num_key_heads, linear_num_value_heads, linear_key_head_dim, linear_value_head_dim: of layers whose mixer
             is `"gated_delta"` (Yang et al. 2025) or `"kimi_delta"` (Kimi Team 2025), both under linear attention:
             number and size of the heads of keys and queries, and of those of values; `num_attention_heads` and

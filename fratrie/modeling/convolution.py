@@ -57,15 +57,13 @@ class CausalConvolution(nn.Module):
         if mask_BT is None:
             return self._convolve_all(x_BTX, cache, layer_idx)
         real_BT = mask_BT.bool()
-        x_BTX = x_BTX.masked_fill(~real_BT.unsqueeze(-1), 0.0)
-        # Of a cache that records, Hugging Face takes columns back, which therefore stay where they came.
-        recording = cache is not None and cache.is_recording_past(layer_idx)
-        mixed_BTX = (
-            self._convolve_all(x_BTX, cache, layer_idx)
-            if recording
-            else self._convolve_real(x_BTX, real_BT, cache, layer_idx)
-        )
-        return mixed_BTX.masked_fill(~real_BT.unsqueeze(-1), 0.0)
+        padding_BT1 = ~real_BT.unsqueeze(-1)
+        if cache is not None and cache.is_recording_past(layer_idx):
+            # Hugging Face will take columns back, which therefore stay where they came.
+            mixed_BTX = self._convolve_all(x_BTX.masked_fill(padding_BT1, 0.0), cache, layer_idx)
+        else:
+            mixed_BTX = self._convolve_real(x_BTX, real_BT, cache, layer_idx)
+        return mixed_BTX.masked_fill(padding_BT1, 0.0)
 
     def _convolve_all(self, x_BTX: torch.Tensor, cache: Cache | None, layer_idx: int) -> torch.Tensor:
         x_BXS = x_BTX.transpose(1, 2)

@@ -74,7 +74,7 @@ class StateSpace(Mixer):
         """Draw rates of decay evenly, and steps, which softplus makes of the bias, evenly by their logs."""
         init.uniform_(self.A_log, *_DECAY_RATES)
         init.copy_(self.A_log, self.A_log.log())
-        init.uniform_(self.dt_bias, *map(math.log, _STEPS))
+        init.uniform_(self.dt_bias, math.log(_STEPS[0]), math.log(_STEPS[1]))
         step_H = self.dt_bias.exp()
         init.copy_(self.dt_bias, step_H + (-torch.expm1(-step_H)).log())
         init.ones_(self.D)

@@ -155,7 +155,7 @@ SPREAD = {
         {**LFM2, "conv_bias": True, "conv_L_cache": 5, "block_auto_adjust_ff_dim": False, "norm_eps": 0.1}
         | {"tie_word_embeddings": False, "num_key_value_heads": 4},
         {**LFM2, "layer_types": ["conv", "conv", "full_attention"], "block_ffn_dim_multiplier": 1.5}
-        | {"conv_L_cache": 1},
+        | {"conv_L_cache": 1, "block_multiple_of": 10},
         {**LFM2, "full_attn_idxs": None, "rope_parameters": ROPES["yarn"]},
     ],
     "bamba": [

@@ -176,6 +176,8 @@ def with_alibi(recipe):
         fields |= {"patch_size": 4, "image_size": 8}
     if {"moe_intermediate_size", "num_local_experts"} & {pair.theirs for pair in recipe.fields}:
         fields |= {"num_experts": 4, "moe_intermediate_size": 8}
+    if "hidden_act" in recipe.required:
+        fields["hidden_act"] = recipe.required["hidden_act"]
     return recipe.heads[0].ours(recipe.config(**SIZES, **ALIBI, **fields))
 
 

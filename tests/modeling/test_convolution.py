@@ -58,16 +58,16 @@ def test_padding_anywhere_and_pieces_of_any_size_change_nothing(real, cuts, taps
         assert not mixed[~mask[row]].any()
 
 
-@pytest.mark.parametrize("masked", [True, False])
-def test_tokens_that_are_taken_back_leave_no_trace(masked):
-    """As in assisted generation, where the cache keeps what it may have to give back."""
+@pytest.mark.parametrize("padding", [0, 2])
+def test_tokens_that_are_taken_back_leave_no_trace(padding):
+    """As in assisted generation, where the cache keeps what it may have to give back; padding stands on the left."""
     convolution, x = build(), tokens(1, 9)
-    cache, mask = DynamicCache(config=CONFIG), torch.ones(1, 4) if masked else None
+    cache, mask = DynamicCache(config=CONFIG), (torch.arange(4) >= padding)[None]
     cache.activate_past_recording()
     convolution(x[:, :4], mask, cache)
-    convolution(tokens(1, 3), None if mask is None else mask[:, :3], cache)
+    convolution(tokens(1, 3), torch.ones(1, 3), cache)
     cache.crop(-3)
-    close(convolution(x[:, 4:], None, cache), convolution(x)[:, 4:])
+    close(convolution(x[:, 4:], torch.ones(1, 5), cache), convolution(x[:, padding:])[:, 4 - padding :])
 
 
 def test_a_state_in_half_precision_is_kept_as_it_came():
