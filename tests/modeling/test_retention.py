@@ -76,11 +76,11 @@ def build():
 def test_the_first_head_forgets_sooner_than_the_last():
     """The output of a query that reads one old token falls off as the decays say; the norm is left out."""
     mixer = build().model.layers[0].mixer
-    mixer.config.norm_eps = 1e30  # the norm then divides all by the same number
+    mixer.config.norm_eps = 1e30  # the norm then divides all by 1e15
     query, value = torch.ones(1, 2, 9, 8, dtype=torch.float64), torch.randn(1, 2, 9, 8, dtype=torch.float64)
     key = torch.zeros_like(query)
     key[:, :, 0] = 1.0
-    mixed = mixer.attend(query, key, value, None, None)[0]
+    mixed = mixer.attend(query, key, value, None, None)[0] * 1e15
     for head, decay in enumerate((1 - 1 / 32, 1 - 1 / 64)):
         close(mixed[0, 8, head], mixed[0, 0, head] * decay**8)
 
