@@ -67,6 +67,16 @@ def recurrence(
         return _in_chunks(tokens, state_BHCV.to(dtype), chunk_size)
 
 
+def refuse_cropping(cache: Cache | None, layer_idx: int) -> None:
+    """Let the cache of a layer refuse to be cropped, since a state cannot forget tokens.
+
+    Hugging Face's refuses where it records no past; where it does, it would crop a convolution and leave the state.
+    """
+    if cache is not None:
+        layer: Any = cache.layers[layer_idx]
+        layer.record_past = False
+
+
 def cached_recurrence(tokens: Tokens, chunk_size: int, cache: Cache | None, layer_idx: int) -> torch.Tensor:
     """Outputs `(B, H, T, V)` of `recurrence`, from the state of a layer in the cache on, which is brought forward."""
     past_BHCV = None if cache is None else cache.get_recurrent_state(layer_idx)

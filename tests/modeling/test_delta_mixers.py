@@ -8,6 +8,7 @@ from layouts import rows_of_mixer
 from mixer_contract import MixerContract, close
 from torch import nn
 from transformers import KimiLinearConfig, Qwen3NextConfig
+from transformers.cache_utils import DynamicCache
 from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDeltaAttention
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
@@ -174,7 +175,7 @@ def test_what_contradicts_is_refused_by_name(fields, message):
 
 
 @pytest.mark.parametrize("mixer", ["gated_delta", "kimi_delta"])
-def test_generation_with_a_cache_equals_that_without_and_speculation_is_refused_by_name(mixer):
+def test_generation_with_a_cache_equals_that_without_and_what_would_crop_it_is_refused_by_name(mixer):
     torch.manual_seed(0)
     fields = {"mixer_types": [mixer, "softmax"], "initializer_range": 0.4, "pad_token_id": 0, "eos_token_id": None}
     model = FratrieDecoderForCausalLM(FratrieDecoderConfig(**SIZES, **fields)).double().eval()
@@ -185,3 +186,9 @@ def test_generation_with_a_cache_equals_that_without_and_speculation_is_refused_
         assert torch.equal(*outputs)
     with pytest.raises(ValueError, match="Assisted decoding requires a cache that can be cropped"):
         model.generate(ids[1:], max_new_tokens=6, prompt_lookup_num_tokens=2)
+    cache = DynamicCache(config=model.config)
+    cache.activate_past_recording()
+    model(ids, cache=cache)
+    model(ids, cache=cache)
+    with pytest.raises(RuntimeError, match="`crop` was called, but the current layer does not track past states"):
+        cache.crop(-2)

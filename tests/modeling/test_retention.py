@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from mixer_contract import MixerContract, close, turn
+from transformers.cache_utils import DynamicCache
 
 from fratrie import FratrieDecoderConfig, FratrieDecoderForCausalLM
 from fratrie.modeling.retention import HeadDecays
@@ -75,16 +76,16 @@ def build():
 def test_the_first_head_forgets_sooner_than_the_last():
     """The output of a query that reads one old token falls off as the decays say; the norm is left out."""
     mixer = build().model.layers[0].mixer
-    mixer.config.norm_eps = 1e30  # the norm then divides all by the same number
+    mixer.config.norm_eps = 1e30  # the norm then divides all by 1e15
     query, value = torch.ones(1, 2, 9, 8, dtype=torch.float64), torch.randn(1, 2, 9, 8, dtype=torch.float64)
     key = torch.zeros_like(query)
     key[:, :, 0] = 1.0
-    mixed = mixer.attend(query, key, value, None, None)[0]
+    mixed = mixer.attend(query, key, value, None, None)[0] * 1e15
     for head, decay in enumerate((1 - 1 / 32, 1 - 1 / 64)):
         close(mixed[0, 8, head], mixed[0, 0, head] * decay**8)
 
 
-def test_generation_with_a_cache_equals_that_without_and_speculation_is_refused_by_name():
+def test_generation_with_a_cache_equals_that_without_and_what_would_crop_it_is_refused_by_name():
     model = build()
     ids, mask = torch.tensor([[0, 0, 5, 6], [7, 8, 9, 10]]), torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
     options = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False}
@@ -93,3 +94,9 @@ def test_generation_with_a_cache_equals_that_without_and_speculation_is_refused_
         assert torch.equal(*outputs)
     with pytest.raises(ValueError, match="Assisted decoding requires a cache that can be cropped"):
         model.generate(ids[1:], max_new_tokens=6, prompt_lookup_num_tokens=2)
+    cache = DynamicCache(config=model.config)
+    cache.activate_past_recording()
+    model(ids, cache=cache)
+    model(ids, cache=cache)
+    with pytest.raises(RuntimeError, match="`crop` was called, but the current layer does not track past states"):
+        cache.crop(-2)
