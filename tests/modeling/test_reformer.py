@@ -220,7 +220,7 @@ def test_one_compiled_graph_serves_every_length():
     mixer = build(reformer_num_buckets=4, reformer_num_hashes=2, reformer_window=3).model.layers[0].mixer
     graphs = CompileCounter()
     compiled = torch.compile(mixer.attend, backend=graphs, dynamic=True, fullgraph=True)
-    for length in (9, 2, 3, 4, 12, 30):  # less than a block, whole blocks, and a rest
+    for length in (10, 2, 12):  # a rest, less than a block, and whole blocks
         query, value = torch.randn(2, 2, 4, length, 4, dtype=torch.float64)
         states = (query, mixer.hashed_keys(query), value)
         close(compiled(*states, None, None)[0], mixer.attend(*states, None, None)[0])

@@ -143,7 +143,10 @@ def test_frozen_layers_pass_gradients_on(ordinary):
     assert len(found) == 2 + 10 + 2, "loss and number; mixer and its norm; positions and a bias"
     for one, other in zip(found, expected, strict=True):
         close(one, other)
-    assert frozen_depth(model) == 0, "their states are no input of the layers above"
+    for reversible in (True, False):
+        model = build(reversible=reversible).requires_grad_(False)
+        model.model.layers[2].requires_grad_(True)
+        assert frozen_depth(model) == (0 if reversible else 2), "one state is no input of the layers above"
 
 
 def kept_bytes(model, **inputs):
