@@ -155,7 +155,7 @@ class ReformerAttention(AttentionMixer):
         bucket_BHSR = bucket_BHSR.masked_fill(real_BS[:, None, :, None] == 0, 0.0)
         return torch.cat((key_BHSC, bucket_BHSR), dim=-1)
 
-    def attend(
+    def attend(  # type: ignore[override]
         self,
         query_BHTC: torch.Tensor,
         key_BHSX: torch.Tensor,
@@ -176,7 +176,8 @@ class ReformerAttention(AttentionMixer):
         if offset is None:
             key_BHSX = self.without_padding(key_BHSX, attention_mask)
         key_BHSC, bucket_BHSR = key_BHSX.split((self.head_dim, self.num_hashes), dim=-1)
-        query_BHTC, key_BHSC, value_BHSC = (x.to(dtype) for x in (query_BHTC * self.scaling, key_BHSC, value_BHSC))
+        query_BHTC, key_BHSC, value_BHSC = (x.to(dtype) for x in (query_BHTC, key_BHSC, value_BHSC))
+        query_BHTC = query_BHTC * self.scaling
         bucket_BHSR, length = bucket_BHSR.long(), query_BHTC.shape[2]
         place_T = torch.arange(length, device=query_BHTC.device) + (0 if offset is None else offset)
         # One graph serves all lengths without a cache, and compiled steps with one are single tokens.

@@ -8,11 +8,12 @@ backward pass passes them forward once more.
 Both streams begin as the embeddings and end in their mean. So the states are as wide as those of other stacks, every
 head takes them, and a stack whose branches give nothing gives back its embeddings.
 
-Shapes: B batch, T queries, S keys, D hidden, H heads.
+Shapes: B batch, T positions, D hidden.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -89,9 +90,8 @@ class ReversibleLayers(NamedTuple):
         """
         first = second = hidden_states.to(torch.promote_types(torch.float32, hidden_states.dtype))
         if self.layers and self._recomputes():
-            weights = {id(weight): weight for layer in self.layers for weight in layer.parameters()}
-            learning = [weight for weight in weights.values() if weight.requires_grad]
-            first, second = _Recompute.apply(self, tuple(shared), first, second, *shared.values(), *learning)
+            weights = {id(weight): weight for layer in self.layers for weight in layer.parameters()}.values()
+            first, second = _Recompute.apply(self, tuple(shared), first, second, *shared.values(), *weights)
             return ((first + second) / 2).to(self.dtype)
         for layer, bias_name in zip(self.layers, self.bias_names, strict=False):
             given = (shared.get("encoder"), shared.get(bias_name))
@@ -105,13 +105,11 @@ class ReversibleLayers(NamedTuple):
         """
         if not torch.is_grad_enabled() or torch.compiler.is_compiling() or self.options.get("cache") is not None:
             return False
-        config = self.layers[0].mixer.config
-        if any(self.options.get(name, getattr(config, name)) not in (None, False) for name in RECORDS):
-            return False
-        if any(isinstance(layer, FSDPModule) for layer in self.layers):
+        if any(isinstance(layer, FSDPModule) or not isinstance(layer, ReversibleBlock) for layer in self.layers):
             logger.warning_once("reversible=True saves no memory under FSDP, which gathers weights layer by layer.")
             return False
-        return True
+        config = self.layers[0].mixer.config
+        return all(self.options.get(name, getattr(config, name)) in (None, False) for name in RECORDS)
 
 
 class _Recompute(torch.autograd.Function):
@@ -127,7 +125,7 @@ class _Recompute(torch.autograd.Function):
         *tensors: torch.Tensor,
     ) -> Streams:
         shared = dict(zip(names, tensors, strict=False))
-        ctx.passed, ctx.names, ctx.learning = passed, names, tensors[len(names) :]
+        ctx.passed, ctx.names, ctx.weights = passed, names, tensors[len(names) :]
         ctx.autocast, ctx.randoms = _same_autocast(first), []
         entered, hidden_states = second, first.to(passed.dtype)
         with ctx.autocast():
@@ -164,7 +162,7 @@ class _Recompute(torch.autograd.Function):
                 gradients = (gradients[1], gradients[0] if found[0] is None else gradients[0] + found[0])
                 streams = (streams[1] - added.detach(), inputs.detach())
                 sums.add(others, found[1:])
-        return None, None, *gradients, *(sums.of(tensor) for tensor in (*tensors, *ctx.learning))
+        return None, None, *gradients, *(sums.of(tensor) for tensor in (*tensors, *ctx.weights))
 
 
 class _Sums:
@@ -228,12 +226,8 @@ def _device_type(random: _RandomState) -> str:
 
 
 def _same_autocast(tensor: torch.Tensor) -> Callable[[], AbstractContextManager]:
-    """The autocast of now, to enter later on.
-
-    Without its cache, which would hand weights that were rounded without gradients to the pass that needs them.
-    """
+    """The autocast of now, to enter later on."""
     device = tensor.device.type
     if not torch.amp.is_autocast_available(device):
-        return lambda: torch.autocast("cpu", enabled=torch.is_autocast_enabled("cpu"), cache_enabled=False)
-    dtype, enabled = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
-    return lambda: torch.autocast(device, dtype, enabled, cache_enabled=False)
+        return nullcontext
+    return partial(torch.autocast, device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))

@@ -181,7 +181,7 @@ class FratrieStack(FratriePreTrainedModel):
                 "with add_cross_attention=True."
             )
         # Early exit (Elhoushi et al. 2024) lowers the number of layers for a while.
-        layers = list(self.layers)[: self.config.num_hidden_layers]
+        layers: list[Any] = list(self.layers)[: self.config.num_hidden_layers]
         if self.config.reversible:
             shared = dict(layout.biases)
             if encoder_hidden_states is not None:

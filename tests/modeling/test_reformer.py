@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from layouts import rows_of_mixer, rows_of_stack
 from mixer_contract import MixerContract, close, turn
+from torch._dynamo.testing import CompileCounter
 from transformers.models.reformer.configuration_reformer import ReformerConfig
 from transformers.models.reformer.modeling_reformer import LSHSelfAttention
 
@@ -24,7 +25,7 @@ class TestReformer(MixerContract):
     variants: ClassVar[list[dict[str, Any]]] = [
         {"reformer_num_buckets": 4, "reformer_num_hashes": 2, "reformer_window": 2},
         # Without a hash, so that rounding moves no token to another bucket.
-        {"reformer_num_buckets": 1, "reformer_num_hashes": 2, "reformer_window": 3, "position_type": "rotary"},
+        {"reformer_num_buckets": 1, "reformer_num_hashes": 1, "reformer_window": 3, "position_type": "rotary"},
     ]
     # One bucket and a window as long as the text are full attention, in whichever way it is computed.
     degenerate = (
@@ -148,8 +149,9 @@ def test_a_later_token_of_a_long_text_changes_nothing_before_it(length, window, 
 
 
 def test_the_directions_come_from_the_seed_alone():
-    first, again, other = (build(reformer_seed=seed).model.layers[0].mixer.rotations for seed in (3, 3, 4))
-    assert torch.equal(first, again) and not torch.equal(first, other)
+    layers = [build(reformer_seed=seed).model.layers for seed in (3, 3, 14)]
+    (first, second), again, other = ([layer.mixer.rotations for layer in stack] for stack in layers)
+    assert torch.equal(first, again[0]) and not torch.equal(first, other[0]) and not torch.equal(first, second)
     with torch.device("meta"):
         empty = FratrieDecoderForCausalLM(build(reformer_seed=3).config)
     filled = empty.to_empty(device="cpu")
@@ -175,7 +177,7 @@ def test_generation_from_a_cache_equals_that_without(kind):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_autocast_leaves_scores_and_hash_in_float32(dtype):
     mixer = build(reformer_num_buckets=256, reformer_window=4).model.layers[0].mixer.float()
-    query, value = torch.randn(2, 1, 4, 12, 4, dtype=dtype)
+    query, value = torch.randn(2, 1, 4, 300, 4, dtype=dtype)
     found = []
     for enabled in (False, True):
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled), torch.no_grad():
@@ -211,3 +213,15 @@ def test_weights_are_dropped_in_training_alone():
 def test_what_no_hash_can_serve_is_refused_by_name(fields, message):
     with pytest.raises(ValueError, match=message):
         build(**fields)
+
+
+def test_one_compiled_graph_serves_every_length():
+    torch._dynamo.reset()
+    mixer = build(reformer_num_buckets=4, reformer_num_hashes=2, reformer_window=3).model.layers[0].mixer
+    graphs = CompileCounter()
+    compiled = torch.compile(mixer.attend, backend=graphs, dynamic=True, fullgraph=True)
+    for length in (10, 2, 12):  # a rest, less than a block, and whole blocks
+        query, value = torch.randn(2, 2, 4, length, 4, dtype=torch.float64)
+        states = (query, mixer.hashed_keys(query), value)
+        close(compiled(*states, None, None)[0], mixer.attend(*states, None, None)[0])
+    assert graphs.frame_count == 1

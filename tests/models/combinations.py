@@ -21,6 +21,7 @@ from transformers import (
 
 import fratrie
 from fratrie import norm_slots
+from fratrie.modeling.attention import SoftmaxAttention
 
 ENCODER, DECODER, SEQ2SEQ = SIBLINGS = ("encoder", "decoder", "seq2seq")
 IMAGE = "image"  # the encoder with patches in the place of tokens: a sibling of its own in these tests
@@ -167,6 +168,9 @@ COMBINATIONS = (
     Combination("latent", "keys and values kept as latents, interleaved rotary positions",
                 {"position_type": "rotary", "rope_interleaved": True, "kv_lora_rank": 10, "q_lora_rank": 12,
                  "qk_nope_head_dim": 6, "v_head_dim": 5}),
+    Combination("reformer", "attention by hashing in reversible layers, axial positions",
+                {**norm_slots("pre"), "mixer_types": ["reformer", "reformer"], "reformer_num_buckets": 4,
+                 "reformer_window": 3, "reversible": True, "position_type": "axial"}, (DECODER,)),
     Combination("odd_experts_linear", "one expert a token, of a size that no grouped kernel takes; linear attention",
                 {"num_experts": 3, "num_experts_per_tok": 1, "intermediate_size": 18,
                  "layer_types": [FULL, LINEAR]}),
@@ -379,6 +383,11 @@ def output_mask(sibling: str, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
 def layer_types(config: PreTrainedConfig) -> list[str]:
     """The layer types of a configuration, of both stacks for an encoder-decoder."""
     return [kind for stack in stack_configs(config) for kind in stack.layer_types]
+
+
+def gives_weights(config: PreTrainedConfig) -> list[bool]:
+    """Whether each layer of a stack is a softmax attention, of which kernels and weights can be asked for."""
+    return [issubclass(mixer, SoftmaxAttention) for mixer in config.mixers]
 
 
 def stack_configs(config: PreTrainedConfig) -> list[PreTrainedConfig]:

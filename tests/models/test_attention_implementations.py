@@ -11,14 +11,13 @@ import torch
 from combinations import (
     DECODER,
     ENCODER,
-    LINEAR,
     SEQ2SEQ,
     SIBLINGS,
     Case,
     case_of,
     cases,
     documents,
-    layer_types,
+    gives_weights,
     output_mask,
     padded_inputs,
     stack_configs,
@@ -145,7 +144,8 @@ def test_flash_attention_gives_what_sdpa_gives(case: Case, side: str, flash: Fla
         expected = model(**inputs, **kwargs).logits[mask]
         assert not flash.calls
         close(use(model, "flash_attention_2")(**inputs, **kwargs).logits[mask], expected)
-        assert bool(flash.calls) == (set(layer_types(model.config)) != {LINEAR} or case.sibling == SEQ2SEQ)
+        softmax = [gives for config in stack_configs(model.config) for gives in gives_weights(config)]
+        assert bool(flash.calls) == (any(softmax) or case.sibling == SEQ2SEQ)
         check_calls(flash)
         flash.calls.clear()
 
@@ -203,7 +203,7 @@ def test_generation_under_flash_attention_equals_sdpa(case: Case, flash: FlashSt
     settings = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
     expected = model.generate(**inputs, **settings)
     assert torch.equal(use(model, "flash_attention_2").generate(**inputs, **settings), expected)
-    assert len(flash.calls) == 6 * (len(model.config.layer_types) - model.config.layer_types.count(LINEAR))
+    assert len(flash.calls) == 6 * sum(gives_weights(model.config))
 
 
 @pytest.mark.parametrize("case", cases(SEQ2SEQ, names=("default", "llama")), ids=str)

@@ -14,13 +14,13 @@ from combinations import (
     HEADS,
     IMAGE,
     LENGTHS,
-    LINEAR,
     SEQ2SEQ,
     SIBLINGS,
     Case,
     case_of,
     cases,
     documents,
+    gives_weights,
     layer_types,
     markdown_table,
     output_mask,
@@ -175,6 +175,7 @@ def test_attentions_are_one_a_softmax_layer_and_sum_to_one(case: Case):
         assert len(outputs.cross_attentions) == decoder.num_hidden_layers
         full = copy.copy(decoder)
         full.layer_types = ["full_attention"] * decoder.num_hidden_layers
+        full.mixer_types = ["softmax"] * decoder.num_hidden_layers
         check_attentions(full, outputs.cross_attentions, mask, input_mask, causal=False)
     else:
         mask = inputs["attention_mask"].bool() if case.sibling != IMAGE else torch.ones(3, 10, dtype=torch.bool)
@@ -182,7 +183,7 @@ def test_attentions_are_one_a_softmax_layer_and_sum_to_one(case: Case):
 
 
 def check_attentions(config: Any, attentions: Any, queries: torch.Tensor, keys: torch.Tensor, causal: bool):
-    kinds = [kind for kind in config.layer_types if kind != LINEAR]
+    kinds = [kind for kind, gives in zip(config.layer_types, gives_weights(config), strict=True) if gives]
     assert len(attentions or ()) == len(kinds)
     for kind, weights in zip(kinds, attentions or (), strict=True):
         assert weights.shape == (3, config.num_attention_heads, queries.shape[1], keys.shape[1])
@@ -558,7 +559,11 @@ def test_later_tokens_do_not_change_earlier_outputs_of_a_decoder(case: Case):
 
 @pytest.mark.parametrize(
     "case",
-    [case for case in cases(ENCODER, DECODER) if set(layer_types(case.config())) == {"full_attention"}],
+    [
+        case
+        for case in cases(ENCODER, DECODER)
+        if set(layer_types(case.config())) == {"full_attention"} and all(gives_weights(case.config()))
+    ],
     ids=str,
 )
 @torch.no_grad()

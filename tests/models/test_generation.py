@@ -391,8 +391,7 @@ def test_padded_starts_of_the_output_are_continued_as_if_they_were_alone(case: C
 
 def served(config: Any) -> bool:
     """Whether paged caches can hold what a decoder remembers."""
-    plain = config.position_type not in ("relative", "alibi") and config.kv_lora_rank is None
-    return plain and LINEAR not in config.layer_types
+    return config.position_type not in ("relative", "alibi") and all(mixer.fits_paged_cache for mixer in config.mixers)
 
 
 def generate_batch(model: Any, texts: list[list[int]]) -> list[Any]:
