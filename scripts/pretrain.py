@@ -115,8 +115,8 @@ class PretrainingOptions(TrainingOptions):
     context_parallel_size: int = field(
         default=1,
         metadata={
-            "help": "mlm, clm: processes that hold a part of every row each, for rows that are too long for one; the "
-            "number of processes must be a multiple."
+            "help": "mlm, clm: processes that hold a part of every row each, for rows that are too long to train on "
+            "one; the number of processes must be a multiple. Evaluation has whole rows."
         },
     )
 

@@ -194,8 +194,8 @@ class Operands(NamedTuple):
 
     def fine_zeros(self) -> "Operands":
         """Sums to begin with."""
-        query, key, value = (torch.zeros_like(x, dtype=fine_dtype(x)) for x in self[:3])
-        added = None if self.added is None else torch.zeros_like(self.added, dtype=fine_dtype(self.added))
+        query, key, value, added = (None if x is None else torch.zeros_like(x, dtype=fine_dtype(x)) for x in self)
+        assert query is not None and key is not None and value is not None
         return Operands(query, key, value, added)
 
 
@@ -321,9 +321,8 @@ class _Blockwise(torch.autograd.Function):
         heads = operands.query_BKGTC.shape[1:3]
         with maybe_autocast(query.device.type, enabled=False):
             kept = Kept.make(grad.unflatten(1, heads), mixed.unflatten(1, heads), log_total_BKGT)
-            gradients = operands.fine_zeros()
-            if not ctx.needs_input_grad[3]:
-                gradients = gradients._replace(added=None)
+            learned = operands if ctx.needs_input_grad[3] else operands._replace(added=None)
+            gradients = learned.fine_zeros()
             add_gradients(gradients, operands, kept, ctx.call)
         return *as_given(gradients, operands), None
 
@@ -389,8 +388,6 @@ def blockwise_attention(
         raise ValueError(f"block_size={block_size}: give 1 or more, such as {BLOCK_SIZE}.")
     shape = (query.shape[2], key.shape[2])
     pairs = mask if mask is not None and not isinstance(mask, torch.Tensor) else PairMask()
-    if bias is not None and bias.stride(0) == 0:
-        bias = bias[:1]  # its gradient would be that large
     added = bias
     if isinstance(mask, torch.Tensor) and mask.dtype == torch.bool:
         pairs = PairMask(table=mask.expand(-1, -1, *shape))

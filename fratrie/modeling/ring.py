@@ -210,9 +210,10 @@ def _part(own: Operands, keys: Sequence[Any], ours: range, theirs: range) -> Ope
 
 
 class _Coming(NamedTuple):
-    """Tensors on their way."""
+    """Tensors on their way, and those that leave for them."""
 
     tensors: list[torch.Tensor]
+    leaving: list[torch.Tensor]
     works: list[dist.Work]
 
     def wait(self) -> list[torch.Tensor]:
@@ -226,7 +227,7 @@ def _send_on(tensors: list[torch.Tensor], group: Any, first_tag: int = 0) -> _Co
     """Send tensors to the next process of the ring, and take those of the one before, which have the same shapes."""
     processes, rank = dist.get_world_size(group), dist.get_rank(group)
     if processes == 1:
-        return _Coming(tensors, [])
+        return _Coming(tensors, tensors, [])
     sent = [x.contiguous() for x in tensors]
     received = [torch.empty_like(x) for x in sent]
     operations = []
@@ -235,4 +236,4 @@ def _send_on(tensors: list[torch.Tensor], group: Any, first_tag: int = 0) -> _Co
         from_last = {"group": group, "tag": tag, "group_peer": (rank - 1) % processes}
         operations.append(dist.P2POp(dist.isend, ours, **to_next))
         operations.append(dist.P2POp(dist.irecv, theirs, **from_last))
-    return _Coming(received, dist.batch_isend_irecv(operations))
+    return _Coming(received, sent, dist.batch_isend_irecv(operations))

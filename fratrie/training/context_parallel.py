@@ -1,11 +1,15 @@
 """Context parallelism: several processes hold a part of every row each, and attend in a ring.
 
-In a loop of one's own, where each process reads the same batches:
+In a loop of one's own, whose processes read the same batches:
 
-    context = open_context(model, size=2)  # of the processes that torch.distributed knows
+    context = open_context(model, size=2)
     inputs = context.split(batch)
-    count = all_reduced(inputs["labels"].ne(-100).sum())  # over all processes
-    model(**inputs, num_items_in_batch=count).loss.backward()  # then sum the gradients over all processes
+    count = inputs["labels"].ne(-100).sum()
+    torch.distributed.all_reduce(count)
+    model(**inputs, num_items_in_batch=count).loss.backward()
+
+The gradients of all processes are then to be summed. The loss is that of whole rows; only the balancing loss of
+experts is one of each part, as it is of each micro-batch.
 
 Shapes: B batch, T positions, N real tokens.
 """
