@@ -9,7 +9,6 @@ from datasets import Dataset
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nested import assert_close
-from torch._dynamo.utils import counters
 from transformers import BertConfig, BertForSequenceClassification, ByT5Tokenizer, pipeline, pipelines
 from transformers.pipelines import PIPELINE_REGISTRY
 from transformers.pipelines.pt_utils import KeyDataset, PipelineIterator
@@ -279,15 +278,3 @@ def test_what_a_subclass_changes_holds_for_many_texts(both):
     ours, _ = both("text-classification")
     loud = Loud(model=ours.model, tokenizer=ours.tokenizer)
     assert_close(loud(TEXTS), [(3, result) for result in ours([text.upper() for text in TEXTS])])
-
-
-def test_a_compiled_model_labels_texts_of_all_lengths_by_one_graph(tokenizer):
-    model = build("ForSequenceClassification", len(tokenizer), pad_token_id=tokenizer.pad_token_id)
-    pipe = pipeline("text-classification", model=model, tokenizer=tokenizer)
-    expected = [pipe(texts, top_k=None) for texts in (TEXTS, TEXTS[3:])]
-    torch._dynamo.reset()
-    counters.clear()
-    pipe.model.compile(backend="eager", dynamic=True)
-    assert_close([pipe(texts, top_k=None) for texts in (TEXTS, TEXTS[3:])], expected)
-    assert counters["stats"]["unique_graphs"] == 1
-    torch._dynamo.reset()
