@@ -102,7 +102,9 @@ def _pack_jointly(linears: Sequence[nn.Linear], precision: Precision) -> list["P
     if len(linears) == 1:
         return [PackedLinear(linears[0], _product(linears[0].weight, linears[0].bias, precision), precision)]
     weight = torch.cat([linear.weight for linear in linears])
-    biases = [each.weight.new_zeros(each.out_features) if each.bias is None else each.bias for each in linears]
+    biases: list[torch.Tensor] = [
+        each.weight.new_zeros(each.out_features) if each.bias is None else each.bias for each in linears
+    ]
     bias = None if all(each.bias is None for each in linears) else torch.cat(biases)
     product, sizes = _product(weight, bias, precision), [linear.out_features for linear in linears]
 

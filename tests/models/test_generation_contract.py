@@ -227,6 +227,20 @@ def test_a_compiled_step_with_a_static_cache_is_one_graph_for_all_tokens(case: C
     torch._dynamo.reset()
 
 
+@pytest.mark.parametrize("case", cases(DECODER, names=("all_mixers",)), ids=str)
+def test_a_compiled_forward_with_a_static_cache_makes_a_graph_for_the_prompt_and_one_for_all_tokens(case: Case):
+    torch._dynamo.reset()
+    counters.clear()
+    model = case.build()
+    settings = {"cache_implementation": "static", "max_new_tokens": 20, "min_new_tokens": 20}
+    expected = generate(model, prompts((PROMPT,)), **settings)
+    model.forward = torch.compile(model.forward, backend="eager")
+    for _ in range(2):
+        assert torch.equal(generate(model, prompts((PROMPT,)), **settings), expected)
+        assert counters["stats"]["unique_graphs"] == 2 and not counters["graph_break"]
+    torch._dynamo.reset()
+
+
 @pytest.mark.parametrize("case", cases(DECODER, names=("llama", "t5")), ids=str)
 @torch.no_grad()
 def test_an_exported_step_with_a_static_cache_scores_as_the_model_does(case: Case):
