@@ -105,13 +105,13 @@ class FratrieConfig(FratrieBaseConfig):
         layer_types: Hugging Face's type of each layer, which decides its mask and its cache: `"full_attention"` (the
             default), `"sliding_attention"`, `"linear_attention"`, `"conv"`.
         mixer_types: the mixer of each layer: `"softmax"` (under full or sliding attention), `"latent"` (under full
-            attention, with `kv_lora_rank`), `"linear"` (under linear attention), `"reformer"` (under full attention),
-            or what else `mixers.MIXERS` holds.
+            attention, with `kv_lora_rank`), `"linear"` (under linear attention), or what else `mixers.MIXERS` holds.
             Whoever gives one of these two lists gets the other derived from it, full attention for `"softmax"`, and
             latents for full attention where `kv_lora_rank` is set. Left out of config.json where `layer_types` tell
             it.
         sliding_window: reach of the sliding layers: the last `sliding_window` tokens where causal (two at least),
             that many to each side where bidirectional. Other layers do not read it.
+        linear_chunk_size: longest chunk of the causal linear mixers, in tokens; changes speed and memory only.
         linear_feature_map: the map φ of linear attention, which weighs a key by φ(q)·φ(k): `"elu"` (elu(x) + 1),
             `"relu"`, or `"exp"` (numbers of keys cut to ±30 before).
         performer_num_features: random features of a head in the mixer `"performer"` (Choromanski et al. 2021), which
@@ -119,7 +119,6 @@ class FratrieConfig(FratrieBaseConfig):
         performer_seed: what they are drawn by, for each layer and head its own; 0 by default.
         short_conv_kernel_size, short_conv_bias: of layers whose mixer is `"short_conv"` (under `"conv"`, Liquid AI
             2025): number of tokens that the convolution sees, and biases of its maps; 3 and none by default.
-        linear_chunk_size: longest chunk of the causal linear mixers, in tokens; changes speed and memory only.
         linear_num_key_heads, linear_num_value_heads, linear_key_head_dim, linear_value_head_dim: of layers whose mixer
             is `"gated_delta"` (Yang et al. 2025) or `"kimi_delta"` (Kimi Team 2025), both under linear attention:
             number and size of the heads of keys and queries, and of those of values; `num_attention_heads` and
@@ -132,7 +131,6 @@ class FratrieConfig(FratrieBaseConfig):
         mamba_d_conv, mamba_conv_bias, mamba_proj_bias: there, number of tokens of the convolution (4), its bias (yes),
             and biases of the maps into and out of the mixer (no).
         mamba_time_step_limit: there, smallest and largest step; no limits by default.
-        linear_chunk_size: longest chunk of the causal linear mixers, in tokens; changes speed and memory only.
         adaptive_span_limit, adaptive_span_ramp: of the mixer `"adaptive_span"` (Sukhbaatar et al. 2019), in tokens:
             the longest span that a head can learn, `max_position_embeddings` by default; and over how many beyond its
             span the weights fall to nothing, 32 by default.

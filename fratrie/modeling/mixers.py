@@ -10,10 +10,10 @@ from .linformer import Linformer
 from .mixer import Mixer
 from .performer import Performer
 from .recurrent import GRU, LSTM, RNN
+from .reformer import ReformerAttention
 from .retention import Retention
 from .short_convolution import ShortConvolution
 from .ssd import StateSpace
-from .reformer import ReformerAttention
 
 # New ones at the end: the first that suits a layer type is its default, unless a field enables another.
 MIXERS: dict[str, type[Mixer]] = {
