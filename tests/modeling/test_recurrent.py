@@ -172,7 +172,7 @@ def test_generate_with_cache_equals_without(name):
 # --- compilation -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name, causal", [("rnn", True), ("lstm", True), ("gru", False)])
+@pytest.mark.parametrize("name, causal", [("lstm", True), ("gru", False)])
 def test_one_compiled_graph_trains_on_every_length(name, causal):
     torch._dynamo.reset()
     mixer, graphs = build(name, causal).layers[0].mixer, CompileCounterWithBackend("aot_eager")
