@@ -165,9 +165,8 @@ class GatedDelta(Mixer):
             for x in (query_BTKC * self.key_dim**-0.5, key_BTKC)
         )
         rate_BTH1 = rate_BTH.sigmoid().to(dtype).unsqueeze(-1)
-        if attention_mask is not None:
-            real_BT11 = attention_mask[:, :, None, None].to(dtype)
-            decay_BTHC, rate_BTH1 = decay_BTHC * real_BT11, rate_BTH1 * real_BT11
+        if attention_mask is not None:  # nothing is written at padding, of which the convolution makes zeros
+            decay_BTHC = decay_BTHC * attention_mask[:, :, None, None].to(dtype)
         tokens = Tokens(*(x.transpose(1, 2) for x in (query_BTHC, key_BTHC, value_BTHV, decay_BTHC, rate_BTH1)))
         read_BHTV = cached_recurrence(tokens, self.config.linear_chunk_size, cache, self.layer_idx)
         return read_BHTV.transpose(1, 2).to(mixed_BTX.dtype), None

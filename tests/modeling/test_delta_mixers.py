@@ -13,6 +13,7 @@ from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDelta
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
 from fratrie import FratrieDecoderConfig, FratrieDecoderForCausalLM, FratrieDecoderModel
+from fratrie.modeling import gated_delta
 
 TAPS = 2
 SIZES = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -142,11 +143,14 @@ def test_equals_the_module_of_kimi_linear():
 
 
 @pytest.mark.parametrize("mixer", ["gated_delta", "kimi_delta"])
-def test_a_state_at_first_holds_tens_to_thousands_of_tokens(mixer):
+def test_a_state_at_first_holds_tens_to_thousands_of_tokens(mixer, monkeypatch):
     mixer = build(mixer, num_attention_heads=1, linear_num_key_heads=64, linear_num_value_heads=64)
     step = nn.functional.softplus(mixer.step_bias)
     assert step.min() > 0.0009 and step.max() < 0.11 and step.std() > 0.01
     assert mixer.log_rate.exp().min() > 1 and mixer.log_rate.exp().max() < 16
+    monkeypatch.setattr(gated_delta, "_STEPS", (2.0, 2.0))
+    mixer.initialise()
+    torch.testing.assert_close(nn.functional.softplus(mixer.step_bias), torch.full_like(mixer.step_bias, 2.0))
 
 
 def test_fields_follow_from_those_of_an_attention_and_serve_both_mixers():
