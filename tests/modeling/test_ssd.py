@@ -140,5 +140,8 @@ def test_generates_as_without_a_cache(options):
     ).double()
     ids, mask = torch.tensor([[0, 0, 5, 6], [7, 8, 9, 10]]), torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
     shared = {"attention_mask": mask, "max_new_tokens": 5, "do_sample": False, **options}
+    shared |= {"return_dict_in_generate": True, "output_logits": True}
     without = {name: value for name, value in shared.items() if name != "cache_implementation"}
-    assert torch.equal(model.generate(ids, **shared), model.generate(ids, **without, use_cache=False))
+    found, expected = model.generate(ids, **shared), model.generate(ids, **without, use_cache=False)
+    assert torch.equal(found.sequences, expected.sequences)
+    torch.testing.assert_close(torch.stack(found.logits), torch.stack(expected.logits), rtol=1e-9, atol=1e-9)
