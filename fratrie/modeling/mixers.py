@@ -3,6 +3,7 @@
 from .attention import SoftmaxAttention
 from .latent_attention import LatentAttention
 from .linear_attention import LinearAttention
+from .longformer import LongformerAttention
 from .mixer import Mixer
 
 # New ones at the end: the first that suits a layer type is its default, unless a field enables another.
@@ -10,4 +11,5 @@ MIXERS: dict[str, type[Mixer]] = {
     "softmax": SoftmaxAttention,
     "linear": LinearAttention,
     "latent": LatentAttention,
+    "longformer": LongformerAttention,
 }
