@@ -18,6 +18,7 @@ from transformers.utils.generic import maybe_autocast
 
 from .configuration import FratrieConfig
 from .layout import Layout
+from .masks import MaskForm
 from .mixer import AttentionMixer
 from .windows import Window, attend_in_blocks, block_shape, scores_in_blocks, window_in_blocks
 
@@ -30,7 +31,7 @@ class SoftmaxAttention(AttentionMixer):
 
     layer_types: ClassVar[tuple[str, ...]] = ("full_attention", "sliding_attention")
     takes_position_bias = True
-    mask_form = "scores"
+    mask_form: ClassVar[MaskForm] = "scores"
     keeps_tokens = True
     fits_paged_cache = True
 

@@ -18,8 +18,9 @@ from .attention import SoftmaxAttention
 from .configuration import FratrieConfig
 from .global_tokens import DenseGlobals, GlobalsInBlocks
 from .layout import Layout
+from .masks import MaskForm
 from .plans import Plan
-from .windows import FurtherKeys, attend_in_blocks
+from .windows import Attend, FurtherKeys, attend_in_blocks
 
 _DEFAULT_WINDOW = 256
 States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -33,7 +34,7 @@ class LongformerAttention(SoftmaxAttention):
     """
 
     layer_types: ClassVar[tuple[str, ...]] = ("full_attention",)
-    mask_form = "globals"
+    mask_form: ClassVar[MaskForm] = "globals"
     takes_position_bias = False
     takes_global_tokens = True
     fits_paged_cache = False
@@ -135,25 +136,27 @@ class LongformerAttention(SoftmaxAttention):
         Returns:
             Mixed values `(B, T, H, C)`, and the weights `(B, H, T, S)` or `None`.
         """
-        local, of_globals, mask = states[:3], states[3:6], states[6]
+        local: States = (states[0], states[1], states[2])
+        of_globals: States = (states[3], states[4], states[5])
+        mask = states[6]
         if isinstance(mask, GlobalsInBlocks):
             return self._in_blocks(local, of_globals, mask, **kwargs), None
         assert isinstance(mask, DenseGlobals)
         mixed_BTHC, weights_BHTS = self.attend(*local, mask.local, None, **kwargs)
         global_BTHC, global_BHTS = self.attend(*of_globals, mask.whole, None, **kwargs)
-        if weights_BHTS is not None:
+        if weights_BHTS is not None and global_BHTS is not None:
             weights_BHTS = torch.where(mask.is_global_BT[:, None, :, None], global_BHTS, weights_BHTS)
         return torch.where(mask.is_global_BT[..., None, None], global_BTHC, mixed_BTHC), weights_BHTS
 
     def _in_blocks(self, local: States, of_globals: States, mask: GlobalsInBlocks, **kwargs: Any) -> torch.Tensor:
-        attend = partial(self.attend, position_bias=None, **kwargs)
+        attend: Attend = partial(self.attend, position_bias=None, **kwargs)
         length = local[0].shape[2]
         places_BG = mask.places_BG.clamp_max(length - 1)
         key_BKGC, value_BKGC = (_take(x, places_BG) for x in local[1:])
         further = FurtherKeys(key_BKGC, value_BKGC, mask.seen_BTG)
         mixed_BTHC = attend_in_blocks(attend, local, mask.window, further)
-        query_BHGC = _take(of_globals[0], places_BG)
-        global_BGHC, _ = attend(query_BHGC, *of_globals[1:], mask.sees_B1GT)
+        query_BHTC, key_BKTC, value_BKTC = of_globals
+        global_BGHC, _ = attend(_take(query_BHTC, places_BG), key_BKTC, value_BKTC, mask.sees_B1GT)
         # What has no place goes to one after the last token.
         roomy_BTHC = nn.functional.pad(mixed_BTHC, (0, 0, 0, 0, 0, 1))
         index_BGHC = mask.places_BG[..., None, None].expand(-1, -1, *global_BGHC.shape[2:])

@@ -164,8 +164,7 @@ def _is_empty(cache: Cache | None) -> bool:
         cache = cache.self_attention_cache
     if not isinstance(cache, DynamicCache):
         return cache is None
-    dynamic = [isinstance(layer, DynamicLayer) for layer in cache.layers]
-    return all(not keeps or layer.get_seq_length() == 0 for keeps, layer in zip(dynamic, cache.layers, strict=True))
+    return all(layer.get_seq_length() == 0 for layer in cache.layers if isinstance(layer, DynamicLayer))
 
 
 def _global_mask(
@@ -191,15 +190,15 @@ def _global_mask(
             f"attn_implementation={config._attn_implementation!r} takes no mask of single scores, as a window with "
             "global tokens needs: use 'sdpa' or 'eager'."
         )
-    sizes = ((length, 0), (length, 0))
+    sizes: tuple[Any, Any] = ((length, 0), (length, 0))
     if cache is not None:
         layer = find_first_full_attention_index(cache)
         sizes = ((length, cache.get_query_offset(layer)), cache.get_mask_sizes(length, layer))
-    places = (torch.arange(size, device=states.device) + offset for size, offset in sizes)
+    queries_T, keys_S = (torch.arange(size, device=states.device) + offset for size, offset in sizes)
     assert config.sliding_window is not None
     near = Window(*reach(config.sliding_window, config.is_causal_stack))
     make_ready = partial(ready_mask, dtype=states.dtype, implementation=config._attn_implementation)
-    return dense_mask(near, whole, tokens, tuple(places), make_ready)
+    return dense_mask(near, whole, tokens, (queries_T, keys_S), make_ready)
 
 
 def ready_mask(mask: torch.Tensor, dtype: torch.dtype, implementation: str | None) -> torch.Tensor:

@@ -249,6 +249,13 @@ def test_a_mask_of_another_shape_is_refused(shape):
         build(True)(torch.stack(texts(2, 2)), cache=cache, global_attention_mask=torch.ones(2, 10))
 
 
+@pytest.mark.usefixtures("small_blocks")
+def test_later_tokens_that_a_decoders_mask_leaves_out_are_local():
+    model, ids = build(True), torch.stack(texts(9, 9))
+    expected = model(ids, global_attention_mask=marks([1], 2, 9), use_cache=False).last_hidden_state
+    close(model(ids, global_attention_mask=marks([1], 2, 4), use_cache=False).last_hidden_state, expected)
+
+
 def test_all_tokens_global_with_equal_weights_are_full_attention():
     model, full = build(), build(mixer_types=["softmax"] * 2)
     weights = full.state_dict()
@@ -341,7 +348,9 @@ def test_models_without_such_a_mixer_refuse_the_mask_by_name():
 @pytest.mark.parametrize("config_class", [FratrieEncoderConfig, FratrieDecoderConfig])
 def test_it_builds_with_no_further_field(config_class):
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4}
-    assert config_class(**sizes, mixer_types=["longformer"]).sliding_window == 256
+    config = config_class(**sizes, mixer_types=["longformer"])
+    assert config.sliding_window == 256
+    assert {f"layers.*.mixer.{letter}_global_proj" for letter in "qkv"} <= config.base_model_tp_plan.keys()
     with pytest.raises(ValueError, match="sliding_window=0: set it"):
         config_class(**sizes, mixer_types=["longformer"], sliding_window=0)
     with pytest.raises(ValueError, match="sliding_window=3 has no use without"):
