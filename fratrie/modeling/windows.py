@@ -3,8 +3,8 @@
 A mask of the scores of T tokens has T² entries, of which a window leaves few. Here the queries of a long row are cut
 into blocks, and each block sees its own keys and those of the blocks around it (Beltagy et al. 2020, section 3.1).
 
-Shapes: B batch, T tokens, H heads, K key-value heads, C head size, J blocks, M tokens of a block, W keys that a block looks at, R rows
-of all blocks (B · J), G global tokens.
+Shapes: B batch, T tokens, H heads, K key-value heads, C head size, J blocks, M tokens of a block, W keys that a
+block looks at, R rows of all blocks (B · J), G global tokens.
 """
 
 from collections.abc import Callable
