@@ -6,6 +6,7 @@ Shapes: B batch, T queries, S keys, D hidden, H query heads, K key-value heads, 
 """
 
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -18,7 +19,9 @@ from transformers.utils.generic import maybe_autocast
 from .blockwise import register_blockwise
 from .configuration import FratrieConfig
 from .layout import Layout
+from .masks import MaskForm
 from .mixer import AttentionMixer
+from .windows import Window, attend_in_blocks, block_shape, scores_in_blocks, window_in_blocks
 
 # Up to so many keys, SDPA trains up to four times as slowly in half precision as in float32 on a CPU.
 _SHORT_ON_CPU = 512
@@ -31,7 +34,7 @@ class SoftmaxAttention(AttentionMixer):
 
     layer_types: ClassVar[tuple[str, ...]] = ("full_attention", "sliding_attention")
     takes_position_bias = True
-    mask_form = "scores"
+    mask_form: ClassVar[MaskForm] = "scores"
     keeps_tokens = True
     fits_paged_cache = True
     joint_maps: ClassVar[tuple[tuple[str, ...], ...]] = (("q_proj", "k_proj", "v_proj"),)
@@ -93,6 +96,9 @@ class SoftmaxAttention(AttentionMixer):
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Softmax of the scores times the values, by the configured implementation (see `AttentionMixer.attend`)."""
+        if isinstance(attention_mask, Window):
+            attend = partial(self.attend, position_bias=None, **kwargs)
+            return attend_in_blocks(attend, (query_BHTC, key_BKSC, value_BKSC), attention_mask), None
         given = query_BHTC.dtype
         if self._trains_faster_in_float32(query_BHTC, key_BKSC):
             query_BHTC, key_BKSC, value_BKSC = query_BHTC.float(), key_BKSC.float(), value_BKSC.float()
@@ -130,6 +136,12 @@ class SoftmaxAttention(AttentionMixer):
 
     def flops(self, length: int) -> int:
         """Scores and mixed values of a row (see `Mixer.flops`)."""
+        return self.score_flops(length, length) if self.sliding_window is None else self.window_flops(length)
+
+    def window_flops(self, length: int) -> int:
+        """Scores and mixed values of a row within a window, of its blocks or of all its pairs."""
+        if window := window_in_blocks(self.config, length):
+            return self.score_flops(1, scores_in_blocks(length, window.before, window.after))
         return self.score_flops(length, length)
 
     def score_flops(self, queries: int, keys: int) -> int:
@@ -151,6 +163,8 @@ class SoftmaxAttention(AttentionMixer):
     @classmethod
     def activation_numbers(cls, config: FratrieConfig, layer_type: str, length: int, dtype: torch.dtype) -> float:
         """Those of the projections, and of what is added to the scores (see `Mixer.activation_numbers`)."""
+        if layer_type == "sliding_attention" and (window := window_in_blocks(config, length)):
+            return cls.numbers_in_blocks(config, window)
         return cls.projection_numbers(config) + cls.numbers_added_to_scores(config, layer_type, length)
 
     @classmethod
@@ -160,6 +174,15 @@ class SoftmaxAttention(AttentionMixer):
         query, key = (heads * config.head_dim for heads in (config.num_attention_heads, config.num_key_value_heads))
         normed = query + keys_per_query * key if config.query_key_norm else 0
         return config.hidden_size + 2 * query + 2 * keys_per_query * key + normed
+
+    @classmethod
+    def numbers_in_blocks(cls, config: FratrieConfig, window: Window) -> float:
+        """Those of the projections, a mask, and queries, keys and values as the blocks hold them."""
+        assert config.num_key_value_heads is not None and config.head_dim is not None
+        size, *around = block_shape(window.before, window.after)
+        copies = 1 + sum(around)
+        blocks = 2 * copies * config.num_key_value_heads + 2 * config.num_attention_heads
+        return cls.projection_numbers(config) + blocks * config.head_dim + copies * size
 
     @staticmethod
     def numbers_added_to_scores(config: FratrieConfig, layer_type: str, length: int) -> int:

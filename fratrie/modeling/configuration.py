@@ -105,7 +105,8 @@ class FratrieConfig(FratrieBaseConfig):
         layer_types: Hugging Face's type of each layer, which decides its mask and its cache: `"full_attention"` (the
             default), `"sliding_attention"`, `"linear_attention"`, `"conv"`.
         mixer_types: the mixer of each layer: `"softmax"` (under full or sliding attention), `"latent"` (under full
-            attention, with `kv_lora_rank`), `"linear"` (under linear attention), or what else `mixers.MIXERS` holds.
+            attention, with `kv_lora_rank`), `"linear"` (under linear attention), `"longformer"` (a window and global
+            tokens, under full attention, whose cache it needs), or what else `mixers.MIXERS` holds.
             Whoever gives one of these two lists gets the other derived from it, full attention for `"softmax"`, and
             latents for full attention where `kv_lora_rank` is set. Left out of config.json where `layer_types` tell
             it.
@@ -145,6 +146,9 @@ class FratrieConfig(FratrieBaseConfig):
             number of buckets of a round, 1 or even (32 by default), and of rounds (4).
         reformer_window: how many tokens of its bucket a query sees before it, and where bidirectional behind it (64).
         reformer_seed: what the directions of the hash are drawn from (0).
+        sliding_window: reach of the sliding layers and of the longformer mixer: the last `sliding_window` tokens where
+            causal (two at least of sliding layers), that many to each side where bidirectional. Other layers do not
+            read it; the longformer mixer has 256 by default.
         mixer_input_norm, mixer_output_norm, feed_forward_input_norm, feed_forward_output_norm: `"layer_norm"`,
             `"rms_norm"` or `None` in the four slots of a block. `norm_slots` fills them for the usual layouts.
         first_input_norm: whether the first block, too, has the norm before its mixer; ModernBERT leaves it out, its
@@ -340,12 +344,12 @@ class FratrieConfig(FratrieBaseConfig):
             )
             self.head_dim = self.hidden_size // self.num_attention_heads
         if self.layer_types is None:
+            self.layer_types = self._derive_layer_types()
             require(
-                self.sliding_window is None,
+                self.sliding_window is None or any(mixer.takes_global_tokens for mixer in self.mixers),
                 f"sliding_window={self.sliding_window} has no use without a 'sliding_attention' layer: name them in "
                 "layer_types.",
             )
-            self.layer_types = self._derive_layer_types()
         if self.mixer_types is None:
             self.mixer_types = self._derive_mixer_types()
         for mixer in dict.fromkeys(self.mixers):

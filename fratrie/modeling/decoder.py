@@ -24,7 +24,6 @@ from .outputs import (
     FratrieModelOutput,
     FratrieSequenceClassifierOutput,
     ModelKwargs,
-    refuse_foreign_arguments,
 )
 from .parallel import cache_of_layers, held_layers
 from .stack import FratrieStack, input_shape
@@ -50,6 +49,7 @@ class FratrieDecoderModel(FratrieStack):
         encoder_attention_mask: torch.Tensor | None = None,
         use_cache: bool | None = None,
         first_layer: int = 0,
+        global_attention_mask: torch.Tensor | None = None,
         **kwargs: Unpack[ModelKwargs],
     ) -> FratrieModelOutput:
         """Decode a padded batch, a packed one, or what follows a cached past.
@@ -64,6 +64,9 @@ class FratrieDecoderModel(FratrieStack):
             encoder_hidden_states: `(B, S, D_encoder)`, where the model has cross-attention.
             encoder_attention_mask: `(B, S)`, zero at padding.
             use_cache: return a cache; by default as configured, but neither in training nor for packed rows.
+            global_attention_mask: `(B, up to past + T)`, nonzero at tokens that all later ones see, and that see all
+                earlier ones, in models with such mixers (`"longformer"`); tokens beyond it are local. By default there
+                are none. With a cache it is given from the first tokens on, or never.
             first_layer, **kwargs: as for `FratrieEncoderModel`; states go without a cache.
 
         Returns:
@@ -74,7 +77,7 @@ class FratrieDecoderModel(FratrieStack):
             ValueError: for a cache of packed rows, for states of an encoder without cross-attention, for a
                 `first_layer` that is not there or without its states, and for arguments of other models.
         """
-        refuse_foreign_arguments(self, kwargs)
+        self.refuse_foreign_arguments(kwargs, global_attention_mask)
         shape = input_shape(input_ids, inputs_embeds)
         options: dict[str, Any] = {**kwargs, "return_dict": True}
         if cache is None:
@@ -97,7 +100,12 @@ class FratrieDecoderModel(FratrieStack):
         if encoder_hidden_states is not None:
             layout.encoder_mask = build_cross_mask(self.config, shape, encoder_hidden_states, encoder_attention_mask)
             options["encoder_hidden_states"] = encoder_hidden_states
-        inputs = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "token_type_ids": None}
+        inputs = {
+            "input_ids": input_ids,
+            "inputs_embeds": inputs_embeds,
+            "token_type_ids": None,
+            "global_attention_mask": global_attention_mask,
+        }
         outputs = self.run(inputs, layout, cache, first_layer, **options)
         outputs.cache = cache
         return outputs
@@ -225,6 +233,7 @@ class FratrieDecoderForCausalLM(HeadModel, GenerationMixin):
         logits_to_keep: int | torch.Tensor = 0,
         output_router_logits: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
+        global_attention_mask: torch.Tensor | None = None,
         **kwargs: Unpack[ModelKwargs],
     ) -> FratrieCausalLMOutput:
         """Score every token of the vocabulary as the next one.
@@ -236,7 +245,7 @@ class FratrieDecoderForCausalLM(HeadModel, GenerationMixin):
             output_router_logits: return the router logits of sparse layers.
             num_items_in_batch: number of targets of the global batch, to divide the loss by.
             input_ids, attention_mask, position_ids, cache, inputs_embeds, encoder_hidden_states,
-                encoder_attention_mask, use_cache, **kwargs: as for `FratrieDecoderModel`.
+                encoder_attention_mask, use_cache, global_attention_mask, **kwargs: as for `FratrieDecoderModel`.
 
         Returns:
             `loss`, `logits` `(B, T, V)` (none in training with `config.chunked_loss`) and `cache`.
@@ -250,6 +259,7 @@ class FratrieDecoderForCausalLM(HeadModel, GenerationMixin):
             "encoder_hidden_states": encoder_hidden_states,
             "encoder_attention_mask": encoder_attention_mask,
             "use_cache": use_cache,
+            "global_attention_mask": global_attention_mask,
         }
         shifted = kwargs.pop("shift_labels", None)
         if labels is not None:
@@ -292,6 +302,7 @@ class FratrieDecoderForSequenceClassification(SequenceClassifier):
         labels: torch.Tensor | None = None,
         output_router_logits: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
+        global_attention_mask: torch.Tensor | None = None,
         **kwargs: Unpack[ModelKwargs],
     ) -> FratrieSequenceClassifierOutput:
         """Score the labels of each text (see `FratrieEncoderForSequenceClassification.forward`)."""
@@ -301,6 +312,7 @@ class FratrieDecoderForSequenceClassification(SequenceClassifier):
             "position_ids": position_ids,
             "cache": cache,
             "inputs_embeds": inputs_embeds,
+            "global_attention_mask": global_attention_mask,
         }
         call = HeadCall(labels, output_router_logits, num_items_in_batch)
         return self.run_with_head(inputs, call, **kwargs)

@@ -31,7 +31,6 @@ from .outputs import (
     FratrieSequenceClassifierOutput,
     FratrieTokenClassifierOutput,
     ModelKwargs,
-    refuse_foreign_arguments,
 )
 from .stack import FratrieStack, input_shape
 
@@ -56,6 +55,7 @@ class FratrieEncoderModel(FratrieStack):
         inputs_embeds: torch.Tensor | None = None,
         pixel_values: torch.Tensor | None = None,
         first_layer: int = 0,
+        global_attention_mask: torch.Tensor | None = None,
         **kwargs: Unpack[ModelKwargs],
     ) -> FratrieModelOutput:
         """Encode a padded batch or a packed one, or images.
@@ -70,6 +70,8 @@ class FratrieEncoderModel(FratrieStack):
             pixel_values: `(B, channels, height, width)` instead of all these, where the model reads images.
             first_layer: the layer that `inputs_embeds` enter; above 0 they are states that the layers below have made
                 (`hidden_states[first_layer]`; after the last layer, what its norm has not seen), and are not embedded.
+            global_attention_mask: `(B, T)`, nonzero at tokens that see their whole document and are seen by all of it,
+                in models with such mixers (`"longformer"`); by default there are none.
             **kwargs: `output_hidden_states`, `output_attentions` (eager attention only), `output_router_logits`,
                 `return_dict`, and Hugging Face's flash-attention arguments for packed rows.
 
@@ -81,7 +83,7 @@ class FratrieEncoderModel(FratrieStack):
             ValueError: for no input or several, for pixels that the model does not read, for a `first_layer` that is
                 not there or without its states, and for arguments of other models.
         """
-        refuse_foreign_arguments(self, kwargs)
+        self.refuse_foreign_arguments(kwargs, global_attention_mask)
         if pixel_values is not None:
             if not self.config.patch_size:
                 raise ValueError("pixel_values given to a model of texts: set patch_size in its configuration.")
@@ -89,7 +91,12 @@ class FratrieEncoderModel(FratrieStack):
                 raise ValueError(f"first_layer={first_layer} takes states as inputs_embeds, not pixel_values.")
             inputs_embeds = self.embed_tokens(pixel_values) if inputs_embeds is None else None
         shape = input_shape(input_ids, inputs_embeds)
-        inputs = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "token_type_ids": token_type_ids}
+        inputs = {
+            "input_ids": input_ids,
+            "inputs_embeds": inputs_embeds,
+            "token_type_ids": token_type_ids,
+            "global_attention_mask": global_attention_mask,
+        }
         options: dict[str, Any] = {**kwargs, "return_dict": True}
         for name in PACKED_KWARGS:  # the layout says the same
             options.pop(name, None)
@@ -147,6 +154,7 @@ class FratrieEncoderForMaskedLM(HeadModel):
         labels: torch.Tensor | None = None,
         output_router_logits: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
+        global_attention_mask: torch.Tensor | None = None,
         **kwargs: Unpack[ModelKwargs],
     ) -> FratrieMaskedLMOutput:
         """Score every token of the vocabulary at every position.
@@ -155,8 +163,8 @@ class FratrieEncoderForMaskedLM(HeadModel):
             labels: `(B, T)` true ids of the masked tokens, -100 elsewhere.
             output_router_logits: return the router logits of sparse layers.
             num_items_in_batch: number of targets of the global batch, to divide the loss by.
-            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs: as for
-                `FratrieEncoderModel`.
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, global_attention_mask, **kwargs: as
+                for `FratrieEncoderModel`.
 
         Returns:
             `loss`, and `logits` `(B, T, V)`; in training with `config.sparse_prediction` those of the masked tokens
@@ -168,6 +176,7 @@ class FratrieEncoderForMaskedLM(HeadModel):
             "token_type_ids": token_type_ids,
             "position_ids": position_ids,
             "inputs_embeds": inputs_embeds,
+            "global_attention_mask": global_attention_mask,
         }
         rows = None
         if labels is not None and self.training and self.config.sparse_prediction:
@@ -199,6 +208,7 @@ class FratrieEncoderForSequenceClassification(SequenceClassifier):
         labels: torch.Tensor | None = None,
         output_router_logits: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
+        global_attention_mask: torch.Tensor | None = None,
         **kwargs: Unpack[ModelKwargs],
     ) -> FratrieSequenceClassifierOutput:
         """Score the labels of each sentence.
@@ -208,6 +218,8 @@ class FratrieEncoderForSequenceClassification(SequenceClassifier):
                 regression.
             output_router_logits: return the router logits of sparse layers.
             num_items_in_batch: number of targets of the global batch, to divide the loss by.
+            global_attention_mask: `(B, T)`, as for `FratrieEncoderModel`; where such mixers get none, the token is
+                global that stands for the sentence: the last one with `classifier_pooling="last"`, else the first.
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs: as for
                 `FratrieEncoderModel`.
 
@@ -220,6 +232,7 @@ class FratrieEncoderForSequenceClassification(SequenceClassifier):
             "token_type_ids": token_type_ids,
             "position_ids": position_ids,
             "inputs_embeds": inputs_embeds,
+            "global_attention_mask": global_attention_mask,
         }
         call = HeadCall(labels, output_router_logits, num_items_in_batch)
         return self.run_with_head(inputs, call, **kwargs)
@@ -257,6 +270,7 @@ class FratrieEncoderForTokenClassification(HeadModel):
         labels: torch.Tensor | None = None,
         output_router_logits: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
+        global_attention_mask: torch.Tensor | None = None,
         **kwargs: Unpack[ModelKwargs],
     ) -> FratrieTokenClassifierOutput:
         """Score the labels of each token.
@@ -265,8 +279,8 @@ class FratrieEncoderForTokenClassification(HeadModel):
             labels: `(B, T)`, -100 where a token has none.
             output_router_logits: return the router logits of sparse layers.
             num_items_in_batch: number of targets of the global batch, to divide the loss by.
-            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs: as for
-                `FratrieEncoderModel`.
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, global_attention_mask, **kwargs: as
+                for `FratrieEncoderModel`.
 
         Returns:
             `loss` and `logits` `(B, T, M)`.
@@ -277,6 +291,7 @@ class FratrieEncoderForTokenClassification(HeadModel):
             "token_type_ids": token_type_ids,
             "position_ids": position_ids,
             "inputs_embeds": inputs_embeds,
+            "global_attention_mask": global_attention_mask,
         }
         call = HeadCall(labels, output_router_logits, num_items_in_batch)
         return self.run_with_head(inputs, call, **kwargs)

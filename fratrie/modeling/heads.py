@@ -143,6 +143,29 @@ class SequenceClassifier(HeadModel):
 
     classifier: ClassificationHead
 
+    def run_with_head(self, inputs: dict[str, Any], call: HeadCall, **kwargs: Any) -> Any:
+        """Run the stack and the head (see `HeadModel.run_with_head`).
+
+        The token that stands for a text is global by default, where the model has such mixers, and without a cache,
+        whose past had one of its own.
+        """
+        takes_them = any(mixer.takes_global_tokens for mixer in self.config.mixers)
+        if takes_them and inputs.get("global_attention_mask") is None and inputs.get("cache") is None:
+            inputs = {**inputs, "global_attention_mask": self._token_of_text(inputs)}
+        return super().run_with_head(inputs, call, **kwargs)
+
+    def _token_of_text(self, inputs: dict[str, Any]) -> torch.Tensor:
+        """True at the last real token where texts are classified by it, else at the first, `(B, T)`."""
+        if (pixels := inputs.get("pixel_values")) is not None:
+            size = (len(pixels), getattr(self.config, "num_patches", 0) + 1)
+            tokens = torch.empty(size, device=pixels.device)
+        else:
+            tokens = inputs["input_ids"] if inputs["inputs_embeds"] is None else inputs["inputs_embeds"]
+        mask, pad = inputs.get("attention_mask"), self.config.pad_token_id
+        real_tokens = find_real_tokens(tokens, inputs.get("input_ids"), mask, pad)
+        place = find_place(real_tokens, "last" if self.config.classifier_pooling == "last" else "first")
+        return torch.arange(tokens.shape[1], device=place.device) == place[:, None]
+
     def apply_head(
         self, states: torch.Tensor, inputs: dict[str, Any], call: HeadCall
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
@@ -215,11 +238,16 @@ def pool(hidden_states: torch.Tensor, real_tokens: torch.Tensor, pooling: str) -
     mask_BT = real_tokens.to(hidden_states.dtype)
     if pooling == "mean":
         return (hidden_states * mask_BT[..., None]).sum(1) / mask_BT.sum(1, keepdim=True).clamp_min(1)
-    place = torch.arange(mask_BT.shape[1], device=mask_BT.device)
-    # The largest of the real places, counted from the end that is looked for.
-    order = place if pooling == "last" else place.flip(0)
-    index = torch.where(real_tokens, order, -1).argmax(-1)
+    index = find_place(real_tokens, pooling)
     return hidden_states[torch.arange(hidden_states.shape[0], device=hidden_states.device), index]
+
+
+def find_place(real_tokens: torch.Tensor, which: str) -> torch.Tensor:
+    """Place `(B,)` of the `"first"` or `"last"` real token of each row of `(B, T)`."""
+    place = torch.arange(real_tokens.shape[1], device=real_tokens.device)
+    # The largest of the real places, counted from the end that is looked for.
+    order = place if which == "last" else place.flip(0)
+    return torch.where(real_tokens, order, -1).argmax(-1)
 
 
 def find_real_tokens(

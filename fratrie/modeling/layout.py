@@ -51,6 +51,7 @@ class Layout:
         rotations: rotary cosines and sines by layer type; empty where there are none.
         shared: what the layers of a mixer share, by the name of its class.
         encoder_mask: mask of the states of an encoder, for cross-attention.
+        global_tokens: in the caller's form, nonzero at tokens that see all others (`(B, up to S)` after a past).
         has_packed_rows: whether some row of the caller holds several documents.
     """
 
@@ -62,6 +63,7 @@ class Layout:
     rotations: dict[str, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     shared: dict[str, nn.Module] = field(default_factory=dict)
     encoder_mask: Any = None
+    global_tokens: torch.Tensor | None = None
     has_packed_rows: bool = False
 
     @property
@@ -75,6 +77,28 @@ class Layout:
 
     def place(self, device: torch.device, cache: Cache | None) -> None:
         """Count the positions after the past in `cache`, where nobody gave them."""
+
+    def set_global_tokens(self, mask: torch.Tensor | None, past: Cache | None, is_causal: bool) -> None:
+        """Take in a `global_attention_mask` `(B, past + T)`; in a causal stack the last tokens may be left out.
+
+        These are local: `generate` hands on the mask of the prompt.
+
+        Raises:
+            ValueError: for another shape.
+        """
+        self.global_tokens = mask
+        if mask is None or torch.compiler.is_compiling():
+            return
+        seen = 0 if past is None else past_length(past)
+        given = tuple(mask.shape)
+        length = self.shape[1] + seen if isinstance(seen, int) else given[-1]  # a static cache counts on the device
+        least = 1 if is_causal else length
+        if len(given) != 2 or given[0] != self.shape[0] or not least <= given[1] <= length:
+            raise ValueError(
+                f"A global_attention_mask of shape {given} does not fit inputs of shape {self.shape} after a past of "
+                f"{seen}: give one number per token."
+            )
+        self.global_tokens = nn.functional.pad(mask, (0, length - given[1]))
 
     def build_mask(
         self, config: FratrieConfig, kind: MaskKind, states: torch.Tensor, cache: Cache | None = None
@@ -196,7 +220,8 @@ class Rows(Layout):
         self, config: FratrieConfig, kind: MaskKind, states: torch.Tensor, cache: Cache | None = None
     ) -> Any:
         """One mask for all rows."""
-        return build_mask(config, kind, states, self.given, cache, self.position_ids)
+        given = self.given._replace(global_tokens=self.global_tokens)
+        return build_mask(config, kind, states, given, cache, self.position_ids)
 
     def run(
         self,
@@ -285,15 +310,16 @@ class Groups(Layout):
         """A mask per group; a causal kernel never looks at what fills the room after a document."""
         assert cache is None, "groups have no past"
         needs_none = config.is_causal_stack and kind[0] != "lengths"
-        return [
-            build_mask(
-                config,
-                kind,
-                states.new_empty(()).expand(*group.mask_GL.shape, 1),
-                GivenMask(padding=None if needs_none else group.mask_GL),
+        global_N = None if self.global_tokens is None else self.pack(self.global_tokens.bool())[0]
+        masks = []
+        for group in self.groups:
+            given = GivenMask(
+                padding=None if needs_none else group.mask_GL,
+                global_tokens=None if global_N is None else global_N[group.index_GL] & group.mask_GL,
             )
-            for group in self.groups
-        ]
+            rows = states.new_empty(()).expand(*group.mask_GL.shape, 1)
+            masks.append(build_mask(config, kind, rows, given))
+        return masks
 
     def run(
         self,

@@ -1,29 +1,35 @@
 """What a caller may say of which tokens are seen, and the forms in which mixers take it.
 
-Shapes: B batch, T queries, S keys (past and present).
+Shapes: B batch, T queries, S keys (past and present), D hidden.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
 from transformers.masking_utils import (
     AttentionMaskInterface,
     create_bidirectional_mask,
     create_bidirectional_sliding_window_mask,
     create_causal_mask,
     create_sliding_window_causal_mask,
+    find_first_full_attention_index,
 )
 
 from .configuration import FratrieConfig
+from .global_tokens import dense_mask, mask_in_blocks
+from .windows import Window, reach, window_in_blocks
 
 # "scores": a mask of the scores, as the attention implementation takes it; it follows the layer type.
+#     Long rows of sliding layers have a `Window` in its place, where that is faster.
+# "globals": the same for mixers of a window and global tokens (see `global_tokens`).
 # "padding": real tokens `(B, T)`, or `None`: what lies after the last token of a document may pass for real, which a
 #     causal mixer does not feel.
 # "lengths": real tokens `(B, T)`, or `None` where all are real: for mixers that must not take padding for a token
 #     anywhere, since they sort, compress or read from the end.
-MaskForm = Literal["scores", "padding", "lengths"]
+MaskForm = Literal["scores", "globals", "padding", "lengths"]
 
 _SCORE_MASKS = {
     ("full_attention", True): create_causal_mask,
@@ -40,11 +46,13 @@ class GivenMask(NamedTuple):
         padding: `(B, S)`, zero at padding.
         ready: a mask of the scores, `(B, 1, T, S)`, or what else an attention implementation takes.
         by_layer_type: a mask that is ready for each layer type.
+        global_tokens: `(B, up to S)`, nonzero at tokens that see all others and are seen by them.
     """
 
     padding: torch.Tensor | None = None
     ready: Any = None
     by_layer_type: Mapping[str, Any] | None = None
+    global_tokens: torch.Tensor | None = None
 
     @classmethod
     def read(cls, attention_mask: Any) -> "GivenMask":
@@ -88,21 +96,17 @@ def build_mask(
             that the attention implementation would not see.
     """
     form, layer_type = kind
-    if given.by_layer_type is not None:
-        if layer_type not in given.by_layer_type:
-            raise ValueError(
-                f"attention_mask has {sorted(given.by_layer_type)}, but no mask of {layer_type!r}: add it."
-            )
-        return given.by_layer_type[layer_type]
     if given.padding is not None:
         _require_mask_function(config)
-    if form == "scores":
-        mask = given.padding if given.ready is None else given.ready
-        if isinstance(given.ready, torch.Tensor):
-            mask = ready_mask(given.ready, states.dtype, config._attn_implementation)
-        assert (layer_type, config.is_causal_stack) in _SCORE_MASKS, f"no mask of scores is known for {layer_type!r}"
-        make_mask = _SCORE_MASKS[layer_type, config.is_causal_stack]
-        return make_mask(config, states, mask, cache=cache, position_ids=position_ids)
+    if form in ("scores", "globals"):
+        window = None
+        if form == "globals" or layer_type == "sliding_attention":
+            window = _find_window(config, states.shape[1], given, cache, position_ids)
+        if form == "globals":
+            return _global_mask(config, layer_type, states, given, cache, window, position_ids)
+        return window or _score_mask(config, layer_type, states, given, cache, position_ids)
+    if given.by_layer_type is not None:
+        return _of_layer_type(given.by_layer_type, layer_type)
     if given.ready is not None:
         raise ValueError(
             f"Layers of the type {layer_type!r} have no scores to mask: give the padding as attention_mask (batch, "
@@ -115,6 +119,91 @@ def build_mask(
 def real_tokens_first(mask_BT: torch.Tensor) -> torch.Tensor:
     """The places `(B, T)` of each row in an order that puts real tokens before padding, and else changes none."""
     return (mask_BT == 0).long().argsort(dim=1, stable=True)
+
+
+def _of_layer_type(masks: Mapping[str, Any], layer_type: str) -> Any:
+    if layer_type not in masks:
+        raise ValueError(f"attention_mask has {sorted(masks)}, but no mask of {layer_type!r}: add it.")
+    return masks[layer_type]
+
+
+def _score_mask(
+    config: FratrieConfig,
+    layer_type: str,
+    states: torch.Tensor,
+    given: GivenMask,
+    cache: Cache | None,
+    position_ids: torch.Tensor | None,
+) -> Any:
+    """A mask of the scores, as the attention implementation takes it."""
+    if given.by_layer_type is not None:
+        return _of_layer_type(given.by_layer_type, layer_type)
+    mask = given.padding if given.ready is None else given.ready
+    if isinstance(given.ready, torch.Tensor):
+        mask = ready_mask(given.ready, states.dtype, config._attn_implementation)
+    assert (layer_type, config.is_causal_stack) in _SCORE_MASKS, f"no mask of scores is known for {layer_type!r}"
+    make_mask = _SCORE_MASKS[layer_type, config.is_causal_stack]
+    return make_mask(config, states, mask, cache=cache, position_ids=position_ids)
+
+
+def _find_window(
+    config: FratrieConfig, length: int, given: GivenMask, cache: Cache | None, position_ids: torch.Tensor | None
+) -> Window | None:
+    """The window of rows that are long enough for blocks, and see neither a past nor a mask of the caller's own.
+
+    Positions tell of packed documents in compiled graphs alone: else these have been sorted out before.
+    """
+    if given.ready is not None or given.by_layer_type is not None or not _is_empty(cache):
+        return None
+    if position_ids is not None and torch.compiler.is_compiling():
+        return None
+    window = window_in_blocks(config, length)
+    if window is None or given.padding is None:
+        return window
+    return window._replace(seen_BT=given.padding[:, -length:].bool())
+
+
+def _is_empty(cache: Cache | None) -> bool:
+    """Whether a cache hands back the keys that it gets and nothing else: static ones have room after them."""
+    if isinstance(cache, EncoderDecoderCache):
+        cache = cache.self_attention_cache
+    if not isinstance(cache, DynamicCache):
+        return cache is None
+    return all(layer.get_seq_length() == 0 for layer in cache.layers if isinstance(layer, DynamicLayer))
+
+
+def _global_mask(
+    config: FratrieConfig,
+    layer_type: str,
+    states: torch.Tensor,
+    given: GivenMask,
+    cache: Cache | None,
+    window: Window | None,
+    position_ids: torch.Tensor | None,
+) -> Any:
+    """The mask of a window and global tokens (see `global_tokens`).
+
+    Raises:
+        ValueError: for attention implementations that take no mask of the scores.
+    """
+    tokens, length = given.global_tokens, states.shape[1]
+    if window is not None and not (tokens is not None and torch.compiler.is_compiling()):
+        return window if tokens is None else mask_in_blocks(window, tokens, config.is_causal_stack)
+    whole = _score_mask(config, layer_type, states, given, cache, position_ids)
+    if whole is not None and (not isinstance(whole, torch.Tensor) or whole.ndim != 4):
+        raise ValueError(
+            f"attn_implementation={config._attn_implementation!r} takes no mask of single scores, as a window with "
+            "global tokens needs: use 'sdpa' or 'eager'."
+        )
+    sizes: tuple[Any, Any] = ((length, 0), (length, 0))
+    if cache is not None:
+        layer = find_first_full_attention_index(cache)
+        sizes = ((length, cache.get_query_offset(layer)), cache.get_mask_sizes(length, layer))
+    queries_T, keys_S = (torch.arange(size, device=states.device) + offset for size, offset in sizes)
+    assert config.sliding_window is not None
+    near = Window(*reach(config.sliding_window, config.is_causal_stack))
+    make_ready = partial(ready_mask, dtype=states.dtype, implementation=config._attn_implementation)
+    return dense_mask(near, whole, tokens, (queries_T, keys_S), make_ready)
 
 
 def ready_mask(mask: torch.Tensor, dtype: torch.dtype, implementation: str | None) -> torch.Tensor:

@@ -35,6 +35,7 @@ class Mixer(nn.Module):
             the first of the registry is the default.
         runs_causal, runs_bidirectional: the stacks that it can be part of.
         takes_position_bias: whether it has scores that a position bias can be added to.
+        takes_global_tokens: whether it reads which tokens the caller's `global_attention_mask` names.
         mask_form: the form in which it takes masks (see `MaskForm`).
         keeps_tokens: whether its cache holds something for every token, as keys and values are. Such a cache knows how
             many tokens it has seen, and can be exported.
@@ -51,6 +52,7 @@ class Mixer(nn.Module):
     runs_causal: ClassVar[bool] = True
     runs_bidirectional: ClassVar[bool] = True
     takes_position_bias: ClassVar[bool] = False
+    takes_global_tokens: ClassVar[bool] = False
     mask_form: ClassVar[MaskForm] = "padding"
     keeps_tokens: ClassVar[bool] = False
     fits_paged_cache: ClassVar[bool] = False

@@ -7,6 +7,7 @@ from .kimi_delta import KimiDelta
 from .latent_attention import LatentAttention
 from .linear_attention import LinearAttention
 from .linformer import Linformer
+from .longformer import LongformerAttention
 from .mixer import Mixer
 from .performer import Performer
 from .recurrent import GRU, LSTM, RNN
@@ -32,4 +33,5 @@ MIXERS: dict[str, type[Mixer]] = {
     "adaptive_span": AdaptiveSpanAttention,
     "linformer": Linformer,
     "reformer": ReformerAttention,
+    "longformer": LongformerAttention,
 }

@@ -124,6 +124,7 @@ class FratrieSeq2SeqModel(FratrieSeq2SeqPreTrainedModel):
         decoder_inputs_embeds: torch.Tensor | None = None,
         decoder_position_ids: torch.Tensor | None = None,
         use_cache: bool | None = None,
+        global_attention_mask: torch.Tensor | None = None,
         **kwargs: Unpack[ModelKwargs],
     ) -> FratrieSeq2SeqModelOutput:
         """Encode the input, unless `encoder_outputs` is given, and decode.
@@ -138,6 +139,7 @@ class FratrieSeq2SeqModel(FratrieSeq2SeqPreTrainedModel):
             inputs_embeds, decoder_inputs_embeds: instead of the token embeddings.
             decoder_position_ids: `(B or 1, T)`.
             use_cache: return a cache.
+            global_attention_mask: `(B, S)`, of the encoder's tokens (see `FratrieEncoderModel`).
             **kwargs: as for `FratrieEncoderModel`, for both stacks; `token_type_ids` and `position_ids` are the
                 encoder's.
 
@@ -160,6 +162,7 @@ class FratrieSeq2SeqModel(FratrieSeq2SeqPreTrainedModel):
                 input_ids=input_ids,
                 attention_mask=attention_mask,
                 inputs_embeds=inputs_embeds,
+                global_attention_mask=global_attention_mask,
                 **of_encoder,
                 **options,
             )
@@ -281,6 +284,7 @@ class FratrieSeq2SeqForConditionalGeneration(FratrieSeq2SeqPreTrainedModel, Gene
         use_cache: bool | None = None,
         output_router_logits: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
+        global_attention_mask: torch.Tensor | None = None,
         **kwargs: Unpack[ModelKwargs],
     ) -> FratrieSeq2SeqLMOutput:
         """Score every token of the vocabulary as the next one of the output.
@@ -312,6 +316,7 @@ class FratrieSeq2SeqForConditionalGeneration(FratrieSeq2SeqPreTrainedModel, Gene
             ),
             output_mixer_losses=is_training and any(has_mixer_losses(stack) for stack in self.config.stacks),
             return_dict=True,
+            global_attention_mask=global_attention_mask,
             **kwargs,
         )
         states = outputs.last_hidden_state

@@ -4,6 +4,7 @@ Shapes: B batch, T positions, N real tokens, S positions of an encoder, D hidden
 """
 
 import math
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ from .block import Block
 from .configuration import FratrieConfig
 from .layout import Layout
 from .normalization import build_norm
-from .outputs import FratrieModelOutput
+from .outputs import FratrieModelOutput, refuse_foreign_arguments
 from .parallel import cache_of_layers, held_layers
 from .patches import PatchEmbedding
 from .positions import build_position_bias, build_position_embeddings, build_rotary_embeddings
@@ -62,6 +63,12 @@ class FratrieStack(FratriePreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
+    def refuse_foreign_arguments(self, kwargs: Mapping[str, Any], global_attention_mask: torch.Tensor | None) -> None:
+        """Refuse what the model does not take (see `outputs.refuse_foreign_arguments`), global tokens among it."""
+        if not any(mixer.takes_global_tokens for mixer in self.mixers):
+            kwargs = {**kwargs, "global_attention_mask": global_attention_mask}
+        refuse_foreign_arguments(self, kwargs)
+
     def embed(self, tokens: torch.Tensor, token_type_ids: torch.Tensor | None, layout: Layout) -> torch.Tensor:
         """Token embeddings `(B, T, D)` (scaled) + token types + positions, in BERT's order, normed.
 
@@ -97,7 +104,7 @@ class FratrieStack(FratriePreTrainedModel):
         A later stage of a pipeline receives what the layers before it made instead of the embeddings.
 
         Args:
-            inputs: `input_ids` or `inputs_embeds`, and `token_type_ids`, in the caller's form.
+            inputs: `input_ids` or `inputs_embeds`, `token_type_ids` and `global_attention_mask`, in the caller's form.
             layout: how the documents lie.
             cache: the past, extended in place; with a layout of rows alone.
             first_layer: the layer that `inputs_embeds` enter; above 0 they are states, which are not embedded.
@@ -107,7 +114,8 @@ class FratrieStack(FratriePreTrainedModel):
             Outputs in the caller's form.
 
         Raises:
-            ValueError: for a layer that is not there, and for states with what only embeddings or a past go with.
+            ValueError: for a layer that is not there, for states with what only embeddings or a past go with, and for
+                a `global_attention_mask` of another shape.
         """
         self._check_first_layer(first_layer, inputs, cache)
         tokens, token_type_ids = inputs["inputs_embeds"], inputs["token_type_ids"]
@@ -115,6 +123,7 @@ class FratrieStack(FratriePreTrainedModel):
             # Looked up in the caller's form, which tools that hook the embedding expect of its output.
             tokens = self.embed_tokens(inputs["input_ids"])
         past = None if cache is None else cache_of_layers(cache, held_layers(self.layers))
+        layout.set_global_tokens(inputs["global_attention_mask"], past, self.config.is_causal_stack)
         if self.embed_positions is not None or self.rotary_emb is not None:
             layout.place(tokens.device, past)
         hidden_states = layout.pack(tokens)

@@ -89,6 +89,23 @@ VIT = {
     "image_size": 8,
     "patch_size": 4,
 }
+LED = {
+    **{name: value for name, value in SEQ2SEQ.items() if name != "max_position_embeddings"},
+    "max_encoder_position_embeddings": 40,
+    "max_decoder_position_embeddings": 24,
+}
+GPT_NEO = {
+    "vocab_size": 31,
+    "hidden_size": 16,
+    "num_layers": 3,
+    "num_heads": 4,
+    "max_position_embeddings": 40,
+    "window_size": 3,
+    "attention_types": [[["global", "local"], 1], [["local"], 1]],
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 1,
+}
 ROPES = {
     "linear": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0},
     "dynamic": {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.0},
@@ -177,6 +194,20 @@ SPREAD = {
         {**T5, "feed_forward_proj": "gated-silu", "layer_norm_epsilon": 0.1, "num_heads": 2},
         {**T5, "feed_forward_proj": "gelu_new", "tie_word_embeddings": False, "num_decoder_layers": None},
     ],
+    "longformer": [
+        {**ENCODER, "attention_window": 4},
+        {**ENCODER, "attention_window": [6, 6, 6], "pad_token_id": 4, "tie_word_embeddings": False}
+        | {"hidden_act": "silu", "type_vocab_size": 1},
+    ],
+    "led": [
+        {**LED, "attention_window": 4},
+        {**LED, "attention_window": 6, "activation_function": "relu", "decoder_attention_heads": 4},
+    ],
+    "longt5": [{**T5, "local_radius": 2}, {**T5, "local_radius": 3, "feed_forward_proj": "gated-gelu"}],
+    "gpt_neo": [
+        GPT_NEO,
+        {**GPT_NEO, "attention_types": [[["global"], 3]], "intermediate_size": 20, "tie_word_embeddings": False},
+    ],
     "vit": [VIT, {**VIT, "qkv_bias": False, "num_channels": 1, "hidden_act": "gelu_new", "layer_norm_eps": 0.1}],
 }
 
@@ -249,6 +280,7 @@ def their_model(case, dtype=torch.float64, implementation="sdpa", seed=0, **fiel
         fields.setdefault("num_labels", 3)
     model_class = case.head.their_class
     config = case.recipe.their_config(**{name: value for name, value in fields.items()})
+    implementation = implementation if model_class._supports_sdpa else "eager"  # which some alone have
     model = model_class._from_config(config, attn_implementation=implementation).to(dtype).eval()
     if any("expert" in name for name, _ in model.named_modules()):
         model.set_experts_implementation("eager")
@@ -266,7 +298,7 @@ def _trained_buffers(model):
 
 def our_model(theirs):
     ours = from_hf(theirs)
-    ours.set_attn_implementation(theirs.config._attn_implementation)
+    ours.set_attn_implementation(theirs.config._attn_implementation if type(theirs)._supports_sdpa else "sdpa")
     if any("expert" in name for name, _ in ours.named_modules()):
         ours.set_experts_implementation("eager")
     return ours
@@ -284,7 +316,7 @@ def inputs(case, theirs, side="right"):
         ids[1] = ids[1].roll(4)
     mask = (ids != pad).long()
     both = {"input_ids": ids, "attention_mask": mask}
-    if theirs.config.is_encoder_decoder:
+    if theirs.config.is_encoder_decoder and not case.theirs.endswith("EncoderModel"):
         both["decoder_input_ids"] = torch.tensor([[2, 4, 5, 6], [2, 7, 8, 9]])
     if case.attends_encoder:
         both["encoder_hidden_states"] = torch.randn(2, 5, theirs.config.hidden_size).to(theirs.dtype)
@@ -293,7 +325,9 @@ def inputs(case, theirs, side="right"):
         both["token_type_ids"] = (ids % 2) * mask
     theirs_too = dict(both)
     takes_positions = "position_ids" in inspect.signature(theirs.forward).parameters
-    if takes_positions and theirs.config.model_type not in ("roberta", "xlm-roberta", "camembert"):
+    if case.model_type in ("longformer", "led") and not (side == "right" and "SequenceClassification" in case.theirs):
+        theirs_too["global_attention_mask"] = both["global_attention_mask"] = (ids % 5 == 0) * mask
+    if takes_positions and theirs.config.model_type not in ("roberta", "xlm-roberta", "camembert", "longformer"):
         theirs_too["position_ids"] = (mask.cumsum(-1) - 1).clamp_min(0)
     return theirs_too, both
 
