@@ -2,6 +2,7 @@
 
 from .adaptive_span import AdaptiveSpanAttention
 from .attention import SoftmaxAttention
+from .bigbird import BigBirdAttention
 from .latent_attention import LatentAttention
 from .linear_attention import LinearAttention
 from .linformer import Linformer
@@ -14,4 +15,5 @@ MIXERS: dict[str, type[Mixer]] = {
     "latent": LatentAttention,
     "adaptive_span": AdaptiveSpanAttention,
     "linformer": Linformer,
+    "bigbird": BigBirdAttention,
 }

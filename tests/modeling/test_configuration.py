@@ -178,6 +178,7 @@ ROTARY = {"position_type": "rotary"}
 SPARSE = {"num_experts": 4}
 LATENT = {"kv_lora_rank": 8}
 GROUPED = {"num_experts": 8, "router_num_groups": 4}
+BIGBIRD = {"mixer_types": ["bigbird"] * 2, "bigbird_block_size": 1, "bigbird_random_blocks": 1}
 LINFORMER = {"mixer_types": ["linformer"] * 2}
 SPANS = {"mixer_types": ["adaptive_span"] * 2}
 DENSE_HEAD = {"classifier_hidden_sizes": [8]}
@@ -216,6 +217,9 @@ SHARED = {
     "sliding_window": Case(2, output, {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}),
     # A causal sum in other pieces differs in its last bits.
     "linear_chunk_size": Case(5, output, {"layer_types": ["linear_attention"] * 2}),
+    "bigbird_block_size": Case(2, output, BIGBIRD),
+    "bigbird_random_blocks": Case(2, output, BIGBIRD),
+    "bigbird_seed": Case(1, output, BIGBIRD),
     "adaptive_span_limit": Case(9, span_gradients, SPANS),
     "adaptive_span_ramp": Case(3.5, output, SPANS),
     "adaptive_span_loss_coef": Case(0.5, span_gradients, SPANS),
@@ -273,6 +277,7 @@ SHARED = {
 }
 ENCODER = {
     **{name: case for name, case in SHARED.items() if name != "linear_chunk_size"},  # it acts where causal
+    "bigbird_random_plan": Case("first", output, BIGBIRD),
     "linformer_rank": Case(3, weights, LINFORMER),
     "linformer_sharing": Case("key_value", weights, LINFORMER),
     "type_vocab_size": Case(2, weights),
@@ -326,7 +331,7 @@ def own_fields(config_class):
 
 @pytest.mark.parametrize("config_class", TABLES)
 def test_every_field_is_in_the_table(config_class):
-    of_encoders = {"linformer_rank", "linformer_sharing"}
+    of_encoders = {"bigbird_random_plan", "linformer_rank", "linformer_sharing"}
     untested = {"linear_chunk_size"} if config_class is FratrieEncoderConfig else of_encoders
     assert set(TABLES[config_class]) == own_fields(config_class) - untested
 
