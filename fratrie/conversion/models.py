@@ -14,7 +14,7 @@ from transformers.utils import logging as transformers_logging
 from fratrie.modeling.pretrained import FratriePreTrainedModel
 from fratrie.quiet import without_bars, without_reports
 
-from . import bart, bert, deepseek, gpt2, llama, modernbert, t5, vit
+from . import bart, bert, big_bird, deepseek, gpt2, llama, modernbert, t5, vit
 from .recipe import SPECIAL_TOKENS, Head, Recipe, States
 
 RECIPES: dict[str, Recipe] = {
@@ -22,7 +22,7 @@ RECIPES: dict[str, Recipe] = {
     for recipe in (
         *(bert.BERT, bert.ROBERTA, bert.XLM_ROBERTA, bert.CAMEMBERT, modernbert.MODERNBERT),
         *(gpt2.GPT2, llama.LLAMA, llama.MISTRAL, llama.QWEN2, llama.QWEN3, llama.MIXTRAL, llama.QWEN3_MOE),
-        *(deepseek.DEEPSEEK_V3, bart.BART, bart.MARIAN, t5.T5, vit.VIT),
+        *(deepseek.DEEPSEEK_V3, bart.BART, bart.MARIAN, t5.T5, vit.VIT, big_bird.BIG_BIRD),
     )
 }
 # Stacks of encoder-decoders on their own: further classes of theirs, and another configuration of ours.

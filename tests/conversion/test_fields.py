@@ -56,10 +56,15 @@ IMPOSSIBLE = {
     ("qwen2", "layer_types"): NO_WINDOW,
     ("qwen3", "layer_types"): NO_WINDOW,
     **{(name, "add_cross_attention"): NO_DECODER for name in ("bert", "roberta", "xlm-roberta", "camembert")},
+    ("big_bird", "add_cross_attention"): (TypeError, NO_DECODER[1]),
 }
 
 
-OTHER_OF_FAMILY = {("modernbert", "rope_parameters"): MODERN_ROPE, ("deepseek_v3", "num_key_value_heads"): 2}
+OTHER_OF_FAMILY = {
+    ("modernbert", "rope_parameters"): MODERN_ROPE,
+    ("deepseek_v3", "num_key_value_heads"): 2,
+    ("big_bird", "attention_type"): "original_full",
+}
 
 
 def other_value(model_type, name, value):
