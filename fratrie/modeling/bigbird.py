@@ -339,7 +339,8 @@ class BigBirdAttention(AttentionMixer):
             if repeated_BHTS is not None:
                 times_BHTS = 1 + self.random_blocks * repeated_BHTS.to(query_BHTC.dtype)
                 mask = times_BHTS.log().masked_fill(~seen_BHTS, -torch.inf)
-            return nn.functional.scaled_dot_product_attention(*states, mask, dropout, scale=self.scaling)
+            kernel = nn.functional.scaled_dot_product_attention
+            return kernel(query_BHTC, key_BHSC, value_BHSC, mask, dropout, scale=self.scaling)
         dtype = torch.promote_types(torch.float32, query_BHTC.dtype)
         scores_BHTS = (query_BHTC @ key_BHSC.transpose(-1, -2)).to(dtype) * self.scaling
         if repeated_BHTS is not None:

@@ -18,10 +18,7 @@ class TestLinformer(MixerContract):
     mixer = "linformer"
     layer_type = "full_attention"
     fields: ClassVar[dict[str, Any]] = {"linformer_rank": RANK}
-    variants: ClassVar[list[dict[str, Any]]] = [
-        {"linformer_sharing": "none", "num_key_value_heads": 2},
-        {"linformer_sharing": "key_value"},
-    ]
+    variants: ClassVar[list[dict[str, Any]]] = [{"linformer_sharing": "none", "num_key_value_heads": 2}]
 
     def plain(self, mixer, hidden, causal, angles, real):
         """softmax(Q (E K)ᵀ) (F V), padding cut out beforehand (Wang et al. 2020, equation 7)."""
