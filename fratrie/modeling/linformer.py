@@ -3,8 +3,8 @@
 The output is softmax(s · Q (E K)ᵀ) (F V), with learned maps E and F from n positions to k rows (Wang et al. 2020,
 equation 7), at a cost that grows with the length and not its square.
 
-Shapes: B batch, T tokens, S the same as keys, D hidden, H heads, K key-value heads, C head size, R rows that they are mixed into (the
-paper's k), G maps of a kind: K or 1.
+Shapes: B batch, T tokens, S the same as keys, D hidden, H heads, K key-value heads, C head size, R rows that they are
+mixed into (the paper's k), G maps of a kind: K or 1.
 """
 
 from typing import Any, ClassVar
