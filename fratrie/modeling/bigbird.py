@@ -22,8 +22,8 @@ from .masks import real_tokens_first
 from .mixer import AttentionMixer
 from .plans import Plan
 
-# Rows up to so many times the tokens that a block sees are computed with a mask: all at once is faster there.
-_DENSE_UP_TO = 2
+# Rows up to so many times the tokens that a block sees are computed under a mask: all at once is faster there.
+_DENSE_UP_TO = 1
 # A query sees its own block and its two neighbours, and the first and the last block.
 _FIXED_BLOCKS = 5
 _DRAWN_BITS = 31
