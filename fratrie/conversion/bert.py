@@ -16,9 +16,9 @@ from fratrie.modeling.encoder import (
 from .recipe import Field, Head, Recipe, Weight
 
 _POOLED = {"classifier_activation": "tanh", "classifier_pooling": "first"}
-_CLASSIFIER_DROPOUT = Field("classifier_dropout", default=lambda config: config.hidden_dropout_prob)
-_DENSE_CLASSIFIER = {"classifier_hidden_sizes": lambda config: [config.hidden_size]}
-_TOKEN_CLASSIFIER = (Weight("classifier", "classifier.out_proj"),)
+CLASSIFIER_DROPOUT = Field("classifier_dropout", default=lambda config: config.hidden_dropout_prob)
+DENSE_CLASSIFIER = {"classifier_hidden_sizes": lambda config: [config.hidden_size]}
+TOKEN_CLASSIFIER = (Weight("classifier", "classifier.out_proj"),)
 # A second bias of the output layer, which is the first one where weights are tied, and is not read elsewhere.
 _UNTIED = {"tie_word_embeddings": False}
 # Hugging Face dropped these fields with the code that read them; old checkpoints still have them.
@@ -77,9 +77,9 @@ BERT = Recipe(
         Head("BertForSequenceClassification", FratrieEncoderForSequenceClassification, "bert.", (
             Weight("bert.pooler.dense", "classifier.dense.0"),
             Weight("classifier", "classifier.out_proj"),
-        ), always=_POOLED, read=_DENSE_CLASSIFIER, fields=(_CLASSIFIER_DROPOUT,)),
-        Head("BertForTokenClassification", FratrieEncoderForTokenClassification, "bert.", _TOKEN_CLASSIFIER,
-             fields=(_CLASSIFIER_DROPOUT,)),
+        ), always=_POOLED, read=DENSE_CLASSIFIER, fields=(CLASSIFIER_DROPOUT,)),
+        Head("BertForTokenClassification", FratrieEncoderForTokenClassification, "bert.", TOKEN_CLASSIFIER,
+             fields=(CLASSIFIER_DROPOUT,)),
     ),
     read={"type_vocab_size": _token_types},
     write={"type_vocab_size": lambda ours: ours.type_vocab_size},
@@ -118,9 +118,9 @@ def _like_roberta(model_type: str, name: str) -> Recipe:
             Head(f"{name}ForSequenceClassification", FratrieEncoderForSequenceClassification, "roberta.", (
                 Weight("classifier.dense", "classifier.dense.0"),
                 Weight("classifier.out_proj", "classifier.out_proj"),
-            ), always=_POOLED, read=_DENSE_CLASSIFIER, fields=(_CLASSIFIER_DROPOUT,)),
+            ), always=_POOLED, read=DENSE_CLASSIFIER, fields=(CLASSIFIER_DROPOUT,)),
             Head(f"{name}ForTokenClassification", FratrieEncoderForTokenClassification, "roberta.",
-                 _TOKEN_CLASSIFIER, fields=(_CLASSIFIER_DROPOUT,)),
+                 TOKEN_CLASSIFIER, fields=(CLASSIFIER_DROPOUT,)),
         ),
     )  # fmt: skip
 

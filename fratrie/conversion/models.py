@@ -14,7 +14,22 @@ from transformers.utils import logging as transformers_logging
 from fratrie.modeling.pretrained import FratriePreTrainedModel
 from fratrie.quiet import without_bars, without_reports
 
-from . import bamba, bart, bert, deepseek, gpt2, gpt_neo, lfm2, llama, longformer, longt5, modernbert, t5, vit
+from . import (
+    bamba,
+    bart,
+    bert,
+    big_bird,
+    deepseek,
+    gpt2,
+    gpt_neo,
+    lfm2,
+    llama,
+    longformer,
+    longt5,
+    modernbert,
+    t5,
+    vit,
+)
 from .recipe import SPECIAL_TOKENS, Head, Recipe, States
 
 RECIPES: dict[str, Recipe] = {
@@ -23,7 +38,7 @@ RECIPES: dict[str, Recipe] = {
         *(bert.BERT, bert.ROBERTA, bert.XLM_ROBERTA, bert.CAMEMBERT, modernbert.MODERNBERT),
         *(gpt2.GPT2, llama.LLAMA, llama.MISTRAL, llama.QWEN2, llama.QWEN3, llama.MIXTRAL, llama.QWEN3_MOE),
         *(deepseek.DEEPSEEK_V3, lfm2.LFM2, bamba.BAMBA, bart.BART, bart.MARIAN, t5.T5, vit.VIT),
-        *(longformer.LONGFORMER, longformer.LED, longt5.LONGT5, gpt_neo.GPT_NEO),
+        *(longformer.LONGFORMER, longformer.LED, big_bird.BIG_BIRD, longt5.LONGT5, gpt_neo.GPT_NEO),
     )
 }
 # Stacks of encoder-decoders on their own: further classes of theirs, and another configuration of ours.

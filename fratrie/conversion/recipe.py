@@ -428,7 +428,7 @@ class Recipe:
     def computed_weights(self, head: Head) -> set[str]:
         """Names of their weights that no output depends on, or that a formula gives; their class makes them."""
         names = {line for rule, line, ours in self._lines(head, None) if not ours}
-        return names | {f"{name}.weight" for name in names}
+        return names | {f"{name}.{part}" for name in names for part in ("weight", "bias")}
 
     def _inert_fields(self, head: Head) -> set[str]:
         """Fields of theirs that mean nothing to this head of ours."""

@@ -26,6 +26,7 @@ NormType = Literal["layer_norm", "rms_norm"]
 Pooling = Literal["first", "mean", "last"]
 LinformerSharing = Literal["none", "headwise", "key_value", "layerwise"]
 SinusoidLayout = Literal["interleaved", "halves"]
+RandomPlan = Literal["drawn", "first"]
 RouterScoring = Literal["softmax", "sigmoid"]
 RouterLossScope = Literal["layer", "model"]
 FeatureMap = Literal["elu", "relu", "exp"]
@@ -149,6 +150,13 @@ class FratrieConfig(FratrieBaseConfig):
         sliding_window: reach of the sliding layers and of the longformer mixer: the last `sliding_window` tokens where
             causal (two at least of sliding layers), that many to each side where bidirectional. Other layers do not
             read it; the longformer mixer has 256 by default.
+        bigbird_block_size, bigbird_random_blocks: of the mixer `"bigbird"` (Zaheer et al. 2020): tokens of a block, 64
+            by default; and how many blocks besides its neighbours, the first and the last one a block sees, 3 by
+            default.
+        bigbird_random_plan: which these are: blocks that are drawn (`"drawn"`, the default), once for each layer, head
+            and number of blocks; or again and again the first one (`"first"`), as Hugging Face's BigBird has it out of
+            training, which also lets texts of up to 5 + 2 `bigbird_random_blocks` blocks see all of themselves.
+        bigbird_seed: what they are drawn from; 0 by default.
         mixer_input_norm, mixer_output_norm, feed_forward_input_norm, feed_forward_output_norm: `"layer_norm"`,
             `"rms_norm"` or `None` in the four slots of a block. `norm_slots` fills them for the usual layouts.
         first_input_norm: whether the first block, too, has the norm before its mixer; ModernBERT leaves it out, its
@@ -270,6 +278,10 @@ class FratrieConfig(FratrieBaseConfig):
     reformer_num_hashes: int | None = None
     reformer_window: int | None = None
     reformer_seed: int | None = None
+    bigbird_block_size: int | None = None
+    bigbird_random_blocks: int | None = None
+    bigbird_random_plan: RandomPlan | None = None
+    bigbird_seed: int | None = None
 
     mixer_input_norm: NormType | None = None
     mixer_output_norm: NormType | None = None

@@ -3,8 +3,8 @@
 The output is softmax(s · Q (E K)ᵀ) (F V), with learned maps E and F from n positions to k rows (Wang et al. 2020,
 equation 7), at a cost that grows with the length and not its square.
 
-Shapes: B batch, T tokens, D hidden, H heads, K key-value heads, C head size, R rows that they are mixed into (the
-paper's k), G maps of a kind: K or 1.
+Shapes: B batch, T tokens, S the same as keys, D hidden, H heads, K key-value heads, C head size, R rows that they are
+mixed into (the paper's k), G maps of a kind: K or 1.
 """
 
 from typing import Any, ClassVar
@@ -120,8 +120,8 @@ class Linformer(AttentionMixer):
     def attend(
         self,
         query_BHTC: torch.Tensor,
-        key_BKTC: torch.Tensor,
-        value_BKTC: torch.Tensor,
+        key_BKSC: torch.Tensor,
+        value_BKSC: torch.Tensor,
         attention_mask: Any,
         position_bias: torch.Tensor | None,
         maps: tuple[nn.Module, nn.Module] | None = None,
@@ -130,18 +130,18 @@ class Linformer(AttentionMixer):
         """The formula above (see `AttentionMixer.attend`), computed in float32 or better."""
         assert maps is not None
         given, dtype = query_BHTC.dtype, torch.promote_types(torch.float32, query_BHTC.dtype)
-        query_BHTC, key_BKTC, value_BKTC = (x.to(dtype) for x in (query_BHTC, key_BKTC, value_BKTC))
+        query_BHTC, key_BKSC, value_BKSC = (x.to(dtype) for x in (query_BHTC, key_BKSC, value_BKSC))
         if attention_mask is not None:
             # Positions are those in the text, wherever its padding stands.
             order_BT = real_tokens_first(attention_mask)
-            key_BKTC, value_BKTC = (
+            key_BKSC, value_BKSC = (
                 (x * attention_mask[:, None, :, None].to(dtype)).gather(2, order_BT[:, None, :, None].expand_as(x))
-                for x in (key_BKTC, value_BKTC)
+                for x in (key_BKSC, value_BKSC)
             )
         with maybe_autocast(query_BHTC.device.type, enabled=False):
             key_BHRC, value_BHRC = (
                 (one(x.shape[2]).to(dtype) @ x).repeat_interleave(self.num_key_value_groups, dim=1)
-                for one, x in zip(maps, (key_BKTC, value_BKTC), strict=True)
+                for one, x in zip(maps, (key_BKSC, value_BKSC), strict=True)
             )
             weights_BHTR = (query_BHTC @ key_BHRC.transpose(-1, -2) * self.scaling).softmax(-1)
             weights_BHTR = nn.functional.dropout(weights_BHTR, self.config.attention_dropout, self.training)

@@ -29,7 +29,8 @@ from .windows import Window, reach, window_in_blocks
 #     causal mixer does not feel.
 # "lengths": real tokens `(B, T)`, or `None` where all are real: for mixers that must not take padding for a token
 #     anywhere, since they sort, compress or read from the end.
-MaskForm = Literal["scores", "globals", "padding", "lengths"]
+# "history": the same, with the tokens of the past: `(B, S)`.
+MaskForm = Literal["scores", "globals", "padding", "lengths", "history"]
 
 _SCORE_MASKS = {
     ("full_attention", True): create_causal_mask,
@@ -113,7 +114,9 @@ def build_mask(
             f"length), not {tuple(given.ready.shape)}."
         )
     # Hugging Face's own function takes a single token for real, which lets padding into the state of linear attention.
-    return None if given.padding is None else given.padding[:, -states.shape[1] :]
+    if given.padding is None or form == "history":
+        return given.padding
+    return given.padding[:, -states.shape[1] :]
 
 
 def real_tokens_first(mask_BT: torch.Tensor) -> torch.Tensor:

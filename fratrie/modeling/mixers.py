@@ -4,6 +4,7 @@ from .adaptive_span import AdaptiveSpanAttention
 from .attention import SoftmaxAttention
 from .gated_delta import GatedDelta
 from .kimi_delta import KimiDelta
+from .bigbird import BigBirdAttention
 from .latent_attention import LatentAttention
 from .linear_attention import LinearAttention
 from .linformer import Linformer
@@ -34,4 +35,5 @@ MIXERS: dict[str, type[Mixer]] = {
     "linformer": Linformer,
     "reformer": ReformerAttention,
     "longformer": LongformerAttention,
+    "bigbird": BigBirdAttention,
 }

@@ -128,6 +128,12 @@ SPREAD = {
     "roberta": [ENCODER, {**ENCODER, "pad_token_id": 4, "hidden_act": "silu", "layer_norm_eps": 0.1}],
     "xlm-roberta": [ENCODER, {**ENCODER, "num_attention_heads": 1, "tie_word_embeddings": False}],
     "camembert": [ENCODER, {**ENCODER, "type_vocab_size": 1, "num_hidden_layers": 1}],
+    # Short texts, which see all of themselves; test_big_bird.py is about longer ones.
+    "big_bird": [
+        {**ENCODER, "pad_token_id": 0, "block_size": 2, "num_random_blocks": 1},
+        {**ENCODER, "pad_token_id": 0, "attention_type": "original_full", "rescale_embeddings": True}
+        | {"use_bias": False, "hidden_act": "relu", "tie_word_embeddings": False},
+    ],
     "modernbert": [
         {**MODERN, "local_attention": 4},
         {**MODERN, "local_attention": 7, "layer_types": ["sliding_attention"] * 3, "classifier_pooling": "mean"}

@@ -59,6 +59,7 @@ IMPOSSIBLE = {
     ("qwen2", "layer_types"): NO_WINDOW,
     ("qwen3", "layer_types"): NO_WINDOW,
     **{(name, "add_cross_attention"): NO_DECODER for name in ("bert", "roberta", "xlm-roberta", "camembert")},
+    ("big_bird", "add_cross_attention"): (TypeError, NO_DECODER[1]),
 }
 
 
@@ -72,6 +73,7 @@ OTHER_OF_FAMILY = {
     ("bamba", "mamba_n_groups"): 4,
     ("bamba", "mamba_d_head"): "auto",  # nothing else fits to the other sizes
     ("bamba", "time_step_limit"): (0.5, 1.0),
+    ("big_bird", "attention_type"): "original_full",
 }
 
 

@@ -72,13 +72,23 @@ class SpanContract(MixerContract):
 class TestFull(SpanContract):
     layer_type = "full_attention"
     fields: ClassVar[dict[str, Any]] = SpanContract.spans
-    variants: ClassVar[list[dict[str, Any]]] = [{}, {"num_key_value_heads": 2, "position_type": "rotary"}]
+    variants: ClassVar[list[dict[str, Any]]] = [{"num_key_value_heads": 2, "position_type": "rotary"}]
+
+    def test_compiles_into_one_graph_for_all_lengths(self):
+        super().test_compiles_into_one_graph_for_all_lengths(causal=True)
 
 
 class TestSliding(SpanContract):
     """The window cuts nothing off, but forgets what no head looks at."""
 
     layer_type = "sliding_attention"
+    implementations: ClassVar[list[str]] = ["sdpa"]
+    test_compiles_into_one_graph_for_all_lengths = None  # the graph of full attention, but for its mask
+
+    @classmethod
+    def directions(cls):
+        return [True]  # what has a cache
+
     fields: ClassVar[dict[str, Any]] = {**SpanContract.spans, "sliding_window": FARTHEST + 1}
 
     def test_degenerate_case(self, causal):

@@ -183,6 +183,7 @@ DELTA = {"mixer_types": ["gated_delta", "softmax"]}
 MAMBA = {"mixer_types": ["ssd", "softmax"]}
 REFORMER = {"mixer_types": ["reformer"] * 2, "reformer_num_buckets": 4}
 GROUPED = {"num_experts": 8, "router_num_groups": 4}
+BIGBIRD = {"mixer_types": ["bigbird"] * 2, "bigbird_block_size": 1, "bigbird_random_blocks": 1}
 LINFORMER = {"mixer_types": ["linformer"] * 2}
 SPANS = {"mixer_types": ["adaptive_span"] * 2}
 DENSE_HEAD = {"classifier_hidden_sizes": [8]}
@@ -224,6 +225,9 @@ SHARED = {
     "linear_feature_map": Case("relu", output, {"layer_types": ["linear_attention"] * 2}),
     "performer_num_features": Case(5, output, PERFORMER),
     "performer_seed": Case(7, output, PERFORMER),
+    "bigbird_block_size": Case(2, output, BIGBIRD),
+    "bigbird_random_blocks": Case(2, output, BIGBIRD),
+    "bigbird_seed": Case(1, output, BIGBIRD),
     "adaptive_span_limit": Case(9, span_gradients, SPANS),
     "adaptive_span_ramp": Case(3.5, output, SPANS),
     "adaptive_span_loss_coef": Case(0.5, span_gradients, SPANS),
@@ -306,6 +310,7 @@ CAUSAL = {
 }
 # Of what runs where bidirectional alone.
 BIDIRECTIONAL = {
+    "bigbird_random_plan": Case("first", output, BIGBIRD),
     "linformer_rank": Case(3, weights, LINFORMER),
     "linformer_sharing": Case("key_value", weights, LINFORMER),
 }
