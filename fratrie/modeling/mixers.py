@@ -2,9 +2,9 @@
 
 from .adaptive_span import AdaptiveSpanAttention
 from .attention import SoftmaxAttention
+from .bigbird import BigBirdAttention
 from .gated_delta import GatedDelta
 from .kimi_delta import KimiDelta
-from .bigbird import BigBirdAttention
 from .latent_attention import LatentAttention
 from .linear_attention import LinearAttention
 from .linformer import Linformer
