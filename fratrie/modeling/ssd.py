@@ -20,7 +20,7 @@ from .configuration import FratrieConfig
 from .convolution import CausalConvolution
 from .layout import Layout
 from .mixer import Mixer
-from .recurrence import recurrence, recurrence_flops
+from .recurrence import recurrence, recurrence_flops, refuse_cropping
 
 # Of Mamba-2: the inner width for each number of the hidden state, and where decays and steps start.
 _EXPANSION = 2
@@ -135,6 +135,7 @@ class StateSpace(Mixer):
         """
         past_BHNP = None if cache is None else cache.get_recurrent_state(self.layer_idx)
         dtype = torch.promote_types(torch.float32, x_BTX.dtype)
+        refuse_cropping(cache, self.layer_idx)  # before the convolution, which would keep more for it
         x_BTX = self.conv1d(x_BTX, mask_BT, cache, self.layer_idx).to(dtype)
         step_BTH = nn.functional.softplus(step_BTH.to(dtype) + self.dt_bias.to(dtype))
         if self.limit is not None:
