@@ -22,7 +22,8 @@ from .layout import Layout
 from .mixer import Mixer
 from .normalization import build_norm
 from .plans import Plan
-from .recurrence import Tokens, cached_recurrence, chunk_shape, recurrence_flops, refuse_cropping
+from .recurrence import Tokens, cached_recurrence, chunk_shape, recurrence_flops
+from .states import refuse_cropping
 
 _TAPS = 4
 _LENGTH_EPS = 1e-6  # added to the squared length of a key or query
@@ -156,7 +157,7 @@ class GatedDelta(Mixer):
             cache: the past, extended in place.
         """
         dtype = decay_BTHC.dtype
-        refuse_cropping(cache, self.layer_idx)  # before the convolution, which would keep more for it
+        refuse_cropping(cache, self.layer_idx)
         parts = self.conv(mixed_BTX, attention_mask, cache, self.layer_idx).split(self.widths, dim=-1)
         query_BTKC, key_BTKC = (self.unit(x.unflatten(-1, (self.key_heads, -1)).to(dtype)) for x in parts[:2])
         value_BTHV = parts[2].unflatten(-1, (self.value_heads, -1)).to(dtype)

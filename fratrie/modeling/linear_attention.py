@@ -18,6 +18,7 @@ from transformers.utils.generic import maybe_autocast
 from .configuration import FratrieConfig
 from .layout import Layout
 from .mixer import AttentionMixer
+from .states import keep_state
 
 # Exponents of keys are cut to its either side: a sum of e^30 over one of e^-30, which a gradient may form, times a
 # million large values still is a float32.
@@ -149,11 +150,7 @@ class LinearAttention(AttentionMixer):
             states_BHJFW = torch.stack((past_BHFW, past_BHFW + sums_BHJFW[:, :, 0]), dim=2)
         else:
             states_BHJFW = torch.cat((past_BHFW.unsqueeze(2), sums_BHJFW), dim=2).cumsum(2)
-        if cache is not None:
-            cache.update_recurrent_state(states_BHJFW[:, :, -1], self.layer_idx)
-            # Hugging Face marks a state as present when it stores a convolution, which this mixer has not.
-            layer: Any = cache.layers[self.layer_idx]
-            layer.has_previous_state[0] = True
+        keep_state(cache, self.layer_idx, states_BHJFW[:, :, -1])
         before_BHJMW = query_BHJMF @ states_BHJFW[:, :, :-1]
         scores_BHJMM = (query_BHJMF @ key_BHJMF.transpose(-1, -2)).tril()
         sums_BHJMW = torch.baddbmm(*(x.flatten(0, 2) for x in (before_BHJMW, scores_BHJMM, value_BHJMW)))

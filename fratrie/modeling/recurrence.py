@@ -19,6 +19,7 @@ from transformers.cache_utils import Cache
 from transformers.utils.generic import maybe_autocast
 
 from .linear_attention import chunks
+from .states import keep_state
 
 
 class Tokens(NamedTuple):
@@ -67,25 +68,11 @@ def recurrence(
         return _in_chunks(tokens, state_BHCV.to(dtype), chunk_size)
 
 
-def refuse_cropping(cache: Cache | None, layer_idx: int) -> None:
-    """Let the cache of a layer refuse to be cropped, since a state cannot forget tokens.
-
-    Hugging Face's refuses where it records no past; where it does, it would crop a convolution and leave the state.
-    """
-    if cache is not None:
-        layer: Any = cache.layers[layer_idx]
-        layer.record_past = False
-
-
 def cached_recurrence(tokens: Tokens, chunk_size: int, cache: Cache | None, layer_idx: int) -> torch.Tensor:
     """Outputs `(B, H, T, V)` of `recurrence`, from the state of a layer in the cache on, which is brought forward."""
     past_BHCV = None if cache is None else cache.get_recurrent_state(layer_idx)
     output_BHTV, state_BHCV = recurrence(*tokens, past_BHCV, chunk_size)
-    if cache is not None:
-        cache.update_recurrent_state(state_BHCV, layer_idx)
-        # Hugging Face marks a state as present when it stores a convolution, which a layer may not have.
-        layer: Any = cache.layers[layer_idx]
-        layer.has_previous_state[0] = True
+    keep_state(cache, layer_idx, state_BHCV)
     return output_BHTV
 
 

@@ -20,6 +20,7 @@ from transformers.utils.generic import maybe_autocast
 from .configuration import FratrieConfig
 from .layout import Layout
 from .mixer import Mixer
+from .states import keep_state
 
 _WEIGHTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
@@ -198,11 +199,7 @@ class Recurrent(Mixer):
             shown_BE = torch.where(number_B1 > 0, shown_BE, past_NBE[0])
             last_NBE = torch.cat((shown_BE.unsqueeze(0), last_NBE[1:]))
             output_BTE = put(output_BTE, order_BT)
-        if cache is not None:
-            cache.update_recurrent_state(last_NBE.transpose(0, 1), self.layer_idx)
-            # Hugging Face marks a state as present when it stores a convolution, which this mixer has not.
-            layer: Any = cache.layers[self.layer_idx]
-            layer.has_previous_state[0] = True
+        keep_state(cache, self.layer_idx, last_NBE.transpose(0, 1))
         return output_BTE
 
     def _bidirectional(self, x_BTD: torch.Tensor, mask_BT: torch.Tensor | None) -> torch.Tensor:

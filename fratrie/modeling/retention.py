@@ -14,7 +14,7 @@ from .configuration import FratrieConfig
 from .layout import Layout
 from .mixer import AttentionMixer
 from .plans import Plan
-from .recurrence import Tokens, cached_recurrence, chunk_shape, recurrence_flops, refuse_cropping
+from .recurrence import Tokens, cached_recurrence, chunk_shape, recurrence_flops
 
 
 class HeadDecays(nn.Module):
@@ -87,7 +87,6 @@ class Retention(AttentionMixer):
             decay_BHT1, key_BKSC = decay_BHT1 * real_B1T1, key_BKSC * real_B1T1
         key_BHTC, value_BHTC = (x.repeat_interleave(self.num_key_value_groups, dim=1) for x in (key_BKSC, value_BKSC))
         tokens = Tokens(query_BHTC.to(dtype) * self.scaling, key_BHTC, value_BHTC, decay_BHT1)
-        refuse_cropping(cache, self.layer_idx)
         mixed_BHTC = cached_recurrence(tokens, self.config.linear_chunk_size, cache, self.layer_idx)
         normed_BHTC = nn.functional.layer_norm(mixed_BHTC, mixed_BHTC.shape[-1:], eps=self.config.norm_eps)
         return normed_BHTC.to(given).transpose(1, 2), None

@@ -20,7 +20,8 @@ from .configuration import FratrieConfig
 from .convolution import CausalConvolution
 from .layout import Layout
 from .mixer import Mixer
-from .recurrence import recurrence, recurrence_flops, refuse_cropping
+from .recurrence import recurrence, recurrence_flops
+from .states import keep_state, refuse_cropping
 
 # Of Mamba-2: the inner width for each number of the hidden state, and where decays and steps start.
 _EXPANSION = 2
@@ -135,7 +136,7 @@ class StateSpace(Mixer):
         """
         past_BHNP = None if cache is None else cache.get_recurrent_state(self.layer_idx)
         dtype = torch.promote_types(torch.float32, x_BTX.dtype)
-        refuse_cropping(cache, self.layer_idx)  # before the convolution, which would keep more for it
+        refuse_cropping(cache, self.layer_idx)
         x_BTX = self.conv1d(x_BTX, mask_BT, cache, self.layer_idx).to(dtype)
         step_BTH = nn.functional.softplus(step_BTH.to(dtype) + self.dt_bias.to(dtype))
         if self.limit is not None:
@@ -154,8 +155,7 @@ class StateSpace(Mixer):
             query_BHTN, key_BHTN, value_BHTP * step_BHT1, log_decay_BHT1,
             state_BHCV=past_BHNP, chunk_size=self.config.linear_chunk_size,
         )  # fmt: skip
-        if cache is not None:
-            cache.update_recurrent_state(state_BHNP, self.layer_idx)
+        keep_state(cache, self.layer_idx, state_BHNP)
         skipped_BHTP = value_BHTP * self.D.to(dtype)[:, None, None]
         return (mixed_BHTP + skipped_BHTP).transpose(1, 2).flatten(2)
 

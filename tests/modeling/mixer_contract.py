@@ -256,6 +256,26 @@ class MixerContract:
         for row, document in enumerate(documents):
             close(states[row], alone(model, document)[-2:])
 
+    @of_causal_stacks
+    @pytest.mark.parametrize("records", [True, False], ids=["records", "plain"])
+    def test_a_cropped_cache_goes_on_right_or_refuses(self, variant, records):
+        """As speculative decoding asks of it, which takes back the tokens that a draft had wrong."""
+        model = self.build(True, variant)
+        (document,) = texts(9)
+        cache = DynamicCache(config=model.config)
+        if records:
+            cache.activate_past_recording()
+        mask = torch.ones(1, 9, dtype=torch.long)
+        model(document[None, :3], attention_mask=mask[:, :3], cache=cache)
+        model(document[None, [3, 8, 7]], attention_mask=mask[:, :6], cache=cache)
+        try:
+            cache.crop(-2)
+        except (RuntimeError, ValueError, NotImplementedError) as error:
+            assert not MIXERS[self.mixer].keeps_tokens or self.layer_type == "sliding_attention", error
+            return
+        states = model(document[None, 4:], attention_mask=mask, cache=cache).last_hidden_state
+        close(states[0], alone(model, document)[4:])
+
     def test_a_token_sees_just_what_it_may(self, causal, variant):
         """By gradient, in a stack of one layer: the exact pattern."""
         model = self.build(causal, variant, num_hidden_layers=1)

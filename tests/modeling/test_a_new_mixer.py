@@ -14,6 +14,7 @@ from transformers import initialization as init
 from fratrie import FratrieDecoderConfig, FratrieDecoderForCausalLM, FratrieEncoderConfig, export_code
 from fratrie.modeling.mixer import Mixer
 from fratrie.modeling.mixers import MIXERS
+from fratrie.modeling.states import keep_state
 
 
 class RunningMean(Mixer):
@@ -50,9 +51,7 @@ class RunningMean(Mixer):
         power_BTS = (age_BT1 - age_BT1.transpose(1, 2)).clamp_min(0)
         weights_BTS = (decay**power_BTS).tril()
         sums_BTW = weights_BTS @ parts_BTW + decay**age_BT1 * past_B1W
-        if cache is not None:
-            cache.update_recurrent_state(sums_BTW[:, -1:], self.layer_idx)
-            cache.layers[self.layer_idx].has_previous_state[0] = True
+        keep_state(cache, self.layer_idx, sums_BTW[:, -1:])
         number_BT1 = sums_BTW[..., -1:]
         return (sums_BTW[..., :-1] / number_BT1.masked_fill(number_BT1 == 0, 1.0)).to(given)
 
