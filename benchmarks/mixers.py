@@ -1,18 +1,18 @@
 """Every mixer beside softmax attention (SDPA) in one layer, projections included, at growing lengths of one text.
 
 `python -m benchmarks.mixers` prints the times in milliseconds, the ratios and the slope of the cost in the length, and
-writes them to `benchmarks/MIXERS.md` with a plot. One thread by default; run it on a quiet machine. Each mixer is
-measured in a process of its own, in turns with softmax attention in the same direction, so that a drift of the
-machine's speed touches both alike.
+writes them to `benchmarks/MIXERS.md` with a plot. One thread by default; run it on a quiet machine. All mixers of a
+direction take turns, so that a drift of the machine's speed touches all alike.
 """
 
 import math
 import multiprocessing
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import HfArgumentParser
@@ -29,8 +29,15 @@ from .timing import device, peak_memory, times
 RESULTS = Path(__file__).with_name("MIXERS.md")
 PLOT = Path(__file__).with_name("mixers.svg")
 SIZES = {"hidden_size": 256, "num_attention_heads": 4, "vocab_size": 256}
-# What a mixer needs beyond its name, and the sizes that the table is about.
-FIELDS: dict[str, dict[str, object]] = {"latent": {"kv_lora_rank": 64}}
+# What a mixer has beyond its name: sizes that the papers use.
+FIELDS: dict[str, dict[str, Any]] = {
+    "softmax, window": {"layer_types": ["sliding_attention"], "mixer_types": ["softmax"], "sliding_window": 256},
+    "latent": {"kv_lora_rank": 64},
+    "longformer": {"sliding_window": 256},
+    "linformer": {"linformer_rank": 256},
+}
+# In the order of the table.
+NAMES = ("softmax", "softmax, window", *(name for name in MIXERS if name != "softmax"))
 # The slope is taken from here up: below it, fixed costs hide how the cost grows.
 LONG = 2048
 
@@ -39,7 +46,9 @@ LONG = 2048
 class Options:
     """What to measure."""
 
-    mixers: list[str] = field(default_factory=list, metadata={"help": "Names in mixer_types, by default all."})
+    mixers: list[str] = field(
+        default_factory=list, metadata={"help": "Names in mixer_types, or «softmax, window»; by default all."}
+    )
     lengths: list[int] = field(
         default_factory=lambda: [1024, 2048, 4096, 8192, 16384], metadata={"help": "Tokens of the text."}
     )
@@ -53,13 +62,13 @@ class Options:
 
 @dataclass(frozen=True)
 class Measured:
-    """Of one mixer, by length: seconds of its layer and of softmax attention's, and the peak of memory in bytes."""
+    """Of one mixer in one direction, by length: seconds, those of softmax attention, and bytes at the peak."""
 
     name: str
     is_causal: bool
-    seconds: dict[int, float]
-    of_softmax: dict[int, float]
-    memory: dict[int, int]
+    seconds: dict[int, float] = field(default_factory=dict)
+    of_softmax: dict[int, float] = field(default_factory=dict)
+    memory: dict[int, int] = field(default_factory=dict)
 
     def ratio(self, length: int) -> float:
         """How many times as fast as softmax attention."""
@@ -74,42 +83,49 @@ class Measured:
 def main() -> None:
     """Measure, print, write and draw."""
     (options,) = HfArgumentParser(Options, description=__doc__).parse_args_into_dataclasses()
-    if unknown := sorted(set(options.mixers) - MIXERS.keys()):
-        raise SystemExit(f"error: --mixers {' '.join(unknown)}: there are {', '.join(MIXERS)}")
+    if unknown := sorted(set(options.mixers) - set(NAMES)):
+        raise SystemExit(f"error: --mixers {' '.join(unknown)}: there are {', '.join(NAMES)}")
     torch.set_num_threads(options.threads)
     parts = ["# Mixers beside softmax attention\n", str(__doc__).strip() + "\n", "\n".join(machine.describe()) + "\n"]
     print(*parts, sep="\n", flush=True)
     results = {}
-    for backward in (False, True)[: 1 + options.backward]:
-        title = "Forward and backward" if backward else "Forward"
-        results[title] = [in_new_process(measure, name, options, backward) for name in options.mixers or MIXERS]
-        parts.append(f"## {title}\n\n{table(results[title], options.lengths)}")
-        print(parts[-1], flush=True)
+    for passes in ("Forward", "Forward and backward")[: 1 + options.backward]:
+        for is_causal in (False, True):
+            title = f"{passes}, {'causal' if is_causal else 'bidirectional'}"
+            results[title] = in_new_process(options, is_causal, passes != "Forward")
+            parts.append(f"## {title}\n\n{table(results[title], options.lengths)}")
+            print(parts[-1], flush=True)
     if options.output_file or not options.mixers:
         target = Path(options.output_file or RESULTS)
         target.write_text("\n".join([*parts, f"![Times as fast as softmax attention]({PLOT.name})\n"]), "utf-8")
         draw(results, target.with_name(PLOT.name))
 
 
-def in_new_process(work: Callable[..., Measured], *arguments: object) -> Measured:
-    """What one call returns, where no other has left its caches and its memory."""
+def in_new_process(options: Options, is_causal: bool, backward: bool) -> list[Measured]:
+    """What `measure` returns, where no other has left its caches and its memory."""
     with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(work, *arguments).result()
+        return pool.submit(measure, options, is_causal, backward).result()
 
 
-def measure(name: str, options: Options, backward: bool) -> Measured:
-    """Time one mixer at every length, forward or forward and backward."""
+def measure(options: Options, is_causal: bool, backward: bool) -> list[Measured]:
+    """Time the mixers that run in one direction at every length, forward or forward and backward."""
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    is_causal = MIXERS[name].runs_causal
-    found = Measured(name, is_causal, {}, {}, {})
+    names = [name for name in NAMES if name == "softmax" or name in (options.mixers or NAMES)]
+    found = {name: Measured(name, is_causal) for name in names if runs(name, is_causal)}
     for length in options.lengths:
-        stacks = {kind: stack(kind, is_causal, length) for kind in dict.fromkeys(("softmax", name))}
-        work = {kind: partial(run, model, length, backward) for kind, model in stacks.items()}
+        work = {name: partial(run, stack(name, is_causal, length), length, backward) for name in found}
         seconds = times(work, options.rounds)
-        found.seconds[length], found.of_softmax[length] = seconds[name], seconds["softmax"]
-        found.memory[length] = peak_memory(work[name])
-    return found
+        for name, each in found.items():
+            each.seconds[length], each.of_softmax[length] = seconds[name], seconds["softmax"]
+            each.memory[length] = peak_memory(work[name])
+    return list(found.values())
+
+
+def runs(name: str, is_causal: bool) -> bool:
+    """Whether the mixer runs in this direction."""
+    mixer = MIXERS[name.partition(",")[0]]
+    return mixer.runs_causal if is_causal else mixer.runs_bidirectional
 
 
 def stack(name: str, is_causal: bool, length: int) -> FratrieStack:
@@ -122,8 +138,7 @@ def stack(name: str, is_causal: bool, length: int) -> FratrieStack:
         num_hidden_layers=1,
         position_type="none",
         max_position_embeddings=length,
-        mixer_types=[name],
-        **FIELDS.get(name, {}),
+        **{"mixer_types": [name], **FIELDS.get(name, {})},
         **({"use_cache": False} if is_causal else {}),
     )
     return model_class(config).to(device()).eval()
@@ -143,13 +158,12 @@ def run(model: FratrieStack, length: int, backward: bool) -> None:
 
 def table(results: list[Measured], lengths: list[int]) -> str:
     """Rows in Markdown: milliseconds, times as fast as softmax, slope, memory at the longest."""
-    columns = ["mixer", "stack", *(f"{n:,}: ms (×)" for n in lengths), "slope", f"memory at {lengths[-1]:,}"]
+    columns = ["mixer", *(f"{n:,}: ms (×)" for n in lengths), "slope", f"memory at {lengths[-1]:,}"]
     lines = [columns, ["---"] * len(columns)]
     for found in results:
         cells = [f"{1e3 * found.seconds[n]:.0f} ({found.ratio(n):.1f})" for n in lengths]
         slope = f"{found.slope():.2f}" if sum(n >= LONG for n in lengths) > 1 else "–"
-        stack = "causal" if found.is_causal else "bidirectional"
-        lines.append([f"`{found.name}`", stack, *cells, slope, f"{found.memory[lengths[-1]] / 2**20:.0f} MiB"])
+        lines.append([f"`{found.name}`", *cells, slope, f"{found.memory[lengths[-1]] / 2**20:.0f} MiB"])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
@@ -157,19 +171,19 @@ def draw(results: Mapping[str, list[Measured]], file: Path) -> None:
     """Times as fast as softmax attention, by length."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6 * len(results), 5), layout="constrained")
-    for axes, (title, measured) in zip(
-        figure.subplots(1, len(results), squeeze=False)[0], results.items(), strict=True
-    ):
-        for index, found in enumerate(measured):
-            lengths = list(found.seconds)
-            style = "-" if index < 10 else "--"
-            axes.loglog(lengths, [found.ratio(n) for n in lengths], style, marker=".", label=found.name)
+    figure = Figure(figsize=(6 * math.ceil(len(results) / 2), 9), layout="constrained")
+    panels = figure.subplots(2, math.ceil(len(results) / 2), squeeze=False).T.flat
+    colours = {name: index for index, name in enumerate(NAMES)}
+    for axes, (title, measured) in zip(panels, results.items(), strict=False):
+        for found in measured:
+            lengths, colour = list(found.seconds), colours[found.name]
+            style = {"color": f"C{colour % 10}", "linestyle": "-" if colour < 10 else "--", "marker": "."}
+            axes.loglog(lengths, [found.ratio(n) for n in lengths], label=found.name, **style)
         axes.set(title=title, xlabel="tokens", ylabel="times as fast as softmax attention")
         axes.set_xticks(lengths, [f"{n:,}" for n in lengths])
         axes.minorticks_off()
         axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
+        axes.legend(fontsize="x-small")
     figure.savefig(file)
 
 

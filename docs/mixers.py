@@ -20,9 +20,17 @@ from fratrie.modeling.mixers import MIXERS
 
 TOKENS = 32
 COLUMNS = 7
+GLOBAL = (0, 12)  # the tokens that Longformer is told of
 SIZES = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1, "position_type": "none", "vocab_size": 8}
 # Sizes at which a pattern shows within a few tokens.
-FIELDS: dict[str, dict[str, Any]] = {"latent": {"kv_lora_rank": 16}}
+FIELDS: dict[str, dict[str, Any]] = {
+    "latent": {"kv_lora_rank": 16},
+    "longformer": {"sliding_window": 4},
+    "bigbird": {"bigbird_block_size": 2, "bigbird_random_blocks": 2},
+    "adaptive_span": {"adaptive_span_ramp": 6},
+    "linformer": {"max_position_embeddings": TOKENS},
+    "reformer": {"reformer_num_buckets": 4, "reformer_num_hashes": 1, "reformer_window": 4},
+}
 SLIDING: dict[str, Any] = {"layer_types": ["sliding_attention"], "sliding_window": 5}
 
 
@@ -36,7 +44,7 @@ def main() -> None:
         block, column = divmod(index, COLUMNS)
         for below, is_causal in enumerate((True, False)):
             axes = figure.add_subplot(2 * blocks, COLUMNS, (2 * block + below) * COLUMNS + column + 1)
-            axes.set(xticks=[], yticks=[])
+            axes.set(xticks=[], yticks=[], box_aspect=1)
             if is_causal:
                 axes.set_title(name, fontsize="small")
             if not column:
@@ -45,7 +53,8 @@ def main() -> None:
             if mixer.runs_causal if is_causal else mixer.runs_bidirectional:
                 axes.imshow(influence(is_causal, fields).log1p(), cmap="Blues", vmin=0)
             else:
-                axes.text(0.5, 0.5, "–", ha="center", va="center", transform=axes.transAxes)
+                axes.text(0.5, 0.5, "none", ha="center", va="center", fontsize="small", transform=axes.transAxes)
+                axes.spines[:].set_visible(False)
     figure.savefig(Path(__file__).with_name("mixers.png"), dpi=100)
 
 
@@ -58,6 +67,8 @@ def influence(is_causal: bool, fields: dict[str, Any]) -> torch.Tensor:
     model = model_class(config_class(**SIZES, **fields, initializer_range=0.2)).eval()
     states = torch.randn(1, TOKENS, SIZES["hidden_size"], requires_grad=True)
     layout = Rows(shape=(1, TOKENS), given=GivenMask.read(None))
+    if model.mixers[0].takes_global_tokens:
+        layout.set_global_tokens(torch.isin(torch.arange(TOKENS), torch.tensor(GLOBAL))[None], None, is_causal)
     model.complete(layout, states, None)
     mixed, _ = model.layers[0].mixer(states, layout)
     rows = [torch.autograd.grad(mixed[0, token].sum(), states, retain_graph=True)[0] for token in range(TOKENS)]

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from benchmarks import all as table
+from benchmarks import mixers
 from benchmarks.rows import decoder_training, masked_language_modelling, optimizer
 from benchmarks.timing import Row, times
 from benchmarks.training_steps import Case, Documents
@@ -62,3 +63,20 @@ def test_other_weights_are_not_timed(monkeypatch):
 def test_the_saved_table_has_every_module():
     saved = table.RESULTS.read_text(encoding="utf-8")
     assert [name for name in table.names() if f"\n## {name}\n" not in saved] == []
+
+
+def test_mixers_beside_softmax_at_their_smallest(tmp_path):
+    threads = torch.get_num_threads()
+    options = mixers.Options(mixers=["linear", "linformer"], lengths=[8, 16], rounds=1, threads=threads)
+    causal, bidirectional = (mixers.measure(options, is_causal, True) for is_causal in (True, False))
+    assert [found.name for found in causal] == ["softmax", "linear"]
+    assert [found.name for found in bidirectional] == ["softmax", "linear", "linformer"]
+    assert all(found.seconds.keys() == found.memory.keys() == {8, 16} for found in causal + bidirectional)
+    assert causal[0].ratio(16) == 1 and mixers.table(causal, options.lengths).count("\n") == 4
+    mixers.draw({"Causal": causal, "Bidirectional": bidirectional}, tmp_path / "plot.svg")
+    assert "linformer" in (tmp_path / "plot.svg").read_text()
+
+
+def test_the_slope_of_a_cost_in_the_length():
+    squared = mixers.Measured("softmax", True, seconds={1024: 9.0, 2048: 1.0, 4096: 4.0, 8192: 16.0})
+    assert squared.slope() == pytest.approx(2.0)
