@@ -175,6 +175,31 @@ _PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     # Conneau et al. 2020; FacebookAI/xlm-roberta-base.
     "xlm-roberta-base": ("encoder", {**_ROBERTA_BASE, "vocab_size": 250_002}),
     "modernbert-base": ("encoder", _MODERNBERT_BASE),
+    # Beltagy et al. 2020, section 5; allenai/longformer-base-4096: 512 tokens of window, half of them to each side.
+    "longformer-base-4096": (
+        "encoder",
+        {
+            **_ROBERTA_BASE,
+            "max_position_embeddings": 4096,
+            "mixer_types": ["longformer"] * 12,
+            "sliding_window": 256,
+        },
+    ),
+    # Zaheer et al. 2020, table 8; google/bigbird-roberta-base.
+    "bigbird-roberta-base": (
+        "encoder",
+        {
+            **_BERT_BASE,
+            "vocab_size": 50_358,
+            "hidden_act": "gelu_new",
+            "max_position_embeddings": 4096,
+            "mixer_types": ["bigbird"] * 12,
+            "bigbird_block_size": 64,
+            "bigbird_random_blocks": 3,
+            "bigbird_random_plan": "first",
+            **_tokens(0, 1, 2),
+        },
+    ),
     # Wang et al. 2024 (arXiv 2402.05672); intfloat/multilingual-e5-small: a bare encoder whose mean is the vector.
     "multilingual-e5-small": (
         "encoder",
@@ -219,6 +244,53 @@ _PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "llama-2-7b": ("decoder", {**_LLAMA, **_size(4096, 32, 32, 11_008)}),
     "llama-2-70b": ("decoder", {**_LLAMA, **_size(8192, 80, 64, 28_672), "num_key_value_heads": 8}),
+    # Black et al. 2021; EleutherAI/gpt-neo-1.3B: every second layer sees 256 tokens, and no scores are scaled.
+    "gpt-neo-1.3b": (
+        "decoder",
+        {
+            **_GPT2,
+            **_size(2048, 24, 16, 8192),
+            "max_position_embeddings": 2048,
+            "attention_bias": False,
+            "attention_scale": 1.0,
+            "layer_types": ["full_attention", "sliding_attention"] * 12,
+            "sliding_window": 256,
+            **_dropout(0.0, "embedding", "hidden", "attention"),
+        },
+    ),
+    # Liquid AI 2025; LiquidAI/LFM2-1.2B: short convolutions with six layers of attention between them.
+    "lfm2-1.2b": (
+        "decoder",
+        {
+            **_LLAMA,
+            "vocab_size": 65_536,
+            **_size(2048, 16, 32, 8192),
+            "num_key_value_heads": 8,
+            "query_key_norm": "rms_norm",
+            "mixer_types": ["softmax" if layer in (2, 5, 8, 10, 12, 14) else "short_conv" for layer in range(16)],
+            "rope_parameters": _rope(1_000_000.0),
+            "max_position_embeddings": 128_000,
+            "tie_word_embeddings": True,
+            **_tokens(0, 1, 7),
+        },
+    ),
+    # Chu et al. 2024; ibm-ai-platform/Bamba-9B: state spaces with three layers of attention, half of whose heads turn.
+    "bamba-9b": (
+        "decoder",
+        {
+            **_LLAMA,
+            "vocab_size": 128_000,
+            **_size(4096, 32, 32, 14_336),
+            "num_key_value_heads": 8,
+            "mixer_types": ["softmax" if layer in (9, 18, 27) else "ssd" for layer in range(32)],
+            "mamba_n_heads": 128,
+            "mamba_d_head": 64,
+            "mamba_d_state": 256,
+            "rope_parameters": {**_rope(10_000.0), "partial_rotary_factor": 0.5},
+            "max_position_embeddings": 262_144,
+            **_tokens(0, 1, 2),
+        },
+    ),
     # Grattafiori et al. 2024, table 3; meta-llama/Meta-Llama-3-8B.
     "llama-3-8b": (
         "decoder",

@@ -49,6 +49,9 @@ T5_V11 = {"d_ff": 1024, "num_layers": 8, "num_heads": 6, "feed_forward_proj": "g
 GPT3 = {"n_embd": 12_288, "n_layer": 96, "n_head": 96, "n_positions": 2048, "tie_word_embeddings": False}
 GPT3 |= {"embd_pdrop": 0.0, "resid_pdrop": 0.0, "attn_pdrop": 0.0}
 
+LFM2 = {"hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8}
+LFM2 |= {"intermediate_size": 12_288, "full_attn_idxs": [2, 5, 8, 10, 12, 14], "eos_token_id": 7}
+
 # The published values, where they are not the defaults of Hugging Face's configuration.
 DEEPSEEK_V3 = {
     "max_position_embeddings": 163_840,
@@ -71,6 +74,12 @@ THEIRS = {
     ),
     "xlm-roberta-base": (transformers.XLMRobertaForMaskedLM, {**ROBERTA, "vocab_size": 250_002}),
     "modernbert-base": (transformers.ModernBertForMaskedLM, {}),
+    "longformer-base-4096": (
+        transformers.LongformerForMaskedLM,
+        {**ROBERTA, "vocab_size": 50_265, "max_position_embeddings": 4098, "attention_window": [512] * 12}
+        | {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
+    ),
+    "bigbird-roberta-base": (transformers.BigBirdForMaskedLM, {}),
     "multilingual-e5-small": (
         transformers.BertModel,
         {"vocab_size": 250_037, "hidden_size": 384, "intermediate_size": 1536},
@@ -81,6 +90,9 @@ THEIRS = {
     "gpt2-large": gpt2(1280, 36, 20),
     "gpt2-xl": gpt2(1600, 48, 25),
     "gpt3-175b": (transformers.GPT2LMHeadModel, GPT3),
+    "gpt-neo-1.3b": (transformers.GPTNeoForCausalLM, {}),
+    "lfm2-1.2b": (transformers.Lfm2ForCausalLM, LFM2),
+    "bamba-9b": (transformers.BambaForCausalLM, {"attn_layer_indices": [9, 18, 27]}),
     "llama-2-7b": llama(),
     "llama-2-70b": llama(**LLAMA_70B),
     "llama-3-8b": llama(positions=8192, theta=5e5, tokens=(128_000, 128_001), vocab_size=128_256, **OF_8B),
@@ -97,9 +109,9 @@ THEIRS = {
     "t5-base": (transformers.T5ForConditionalGeneration, T5_BASE),
     "t5-v1.1-small": (transformers.T5ForConditionalGeneration, {**T5_V11, "tie_word_embeddings": False}),
 }
-# Marian: positions that are computed here, and output biases that are a buffer there. T5 v1.1: an output layer that
+# BigBird: a pooler there that its head never reads. Marian: positions that are computed here, and output biases that are a buffer there. T5 v1.1: an output layer that
 # Hugging Face unties only when it loads the weights.
-BESIDES = {"marian": -2 * 512 * 512 + 59_514, "t5-v1.1-small": 32_128 * 512}
+BESIDES = {"bigbird-roberta-base": -768 * 769, "marian": -2 * 512 * 512 + 59_514, "t5-v1.1-small": 32_128 * 512}
 # Without a class of their own: the paper's table 3, in millions.
 PAPERS = {"transformer-base": 65, "transformer-big": 213}
 
