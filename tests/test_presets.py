@@ -109,8 +109,8 @@ THEIRS = {
     "t5-base": (transformers.T5ForConditionalGeneration, T5_BASE),
     "t5-v1.1-small": (transformers.T5ForConditionalGeneration, {**T5_V11, "tie_word_embeddings": False}),
 }
-# BigBird: a pooler there that its head never reads. Marian: positions that are computed here, and output biases that are a buffer there. T5 v1.1: an output layer that
-# Hugging Face unties only when it loads the weights.
+# BigBird: a pooler there that its head never reads. Marian: positions that are computed here, and output biases that
+# are a buffer there. T5 v1.1: an output layer that Hugging Face unties only when it loads the weights.
 BESIDES = {"bigbird-roberta-base": -768 * 769, "marian": -2 * 512 * 512 + 59_514, "t5-v1.1-small": 32_128 * 512}
 # Without a class of their own: the paper's table 3, in millions.
 PAPERS = {"transformer-base": 65, "transformer-big": 213}

@@ -26,10 +26,11 @@ def _window(theirs: PreTrainedConfig) -> int:
     return windows.pop() // 2
 
 
-def _write_window(stack: Callable[[Any], Any]) -> Callable[[Any], list[int]]:
-    def write(ours: Any) -> list[int]:
+def _write_window(stack: Callable[[Any], Any]) -> Callable[[Any], list[int] | None]:
+    def write(ours: Any) -> list[int] | None:
         encoder = stack(ours)
-        return [2 * encoder.sliding_window] * encoder.num_hidden_layers
+        window = encoder.sliding_window  # none where the mixer is another, which is refused
+        return window and [2 * window] * encoder.num_hidden_layers
 
     return write
 

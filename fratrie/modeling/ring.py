@@ -4,8 +4,8 @@ Each process keeps its queries, while keys and values travel round, with the doc
 of `blockwise` goes on as they come. Rows are cut into two chunks for each process, of which rank r takes r and, from
 the end, r again (zigzag): so all have the same to do in a causal model.
 
-Shapes: B batch, T tokens of this process, H query heads, K key-value heads, G query heads of a key-value head, C head
-size.
+Shapes: B batch, T queries and S keys of this process, H query heads, K key-value heads, G query heads of a key-value
+head, C head size.
 """
 
 from collections.abc import Iterator, Sequence

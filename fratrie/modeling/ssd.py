@@ -20,8 +20,8 @@ from .configuration import FratrieConfig
 from .convolution import CausalConvolution
 from .layout import Layout
 from .mixer import Mixer
-from .recurrence import recurrence, recurrence_flops
-from .states import keep_state, refuse_cropping
+from .recurrence import Tokens, cached_recurrence, recurrence_flops
+from .states import refuse_cropping
 
 # Of Mamba-2: the inner width for each number of the hidden state, and where decays and steps start.
 _EXPANSION = 2
@@ -134,7 +134,6 @@ class StateSpace(Mixer):
 
         Padding takes a step of zero, by which the state neither decays nor is written to.
         """
-        past_BHNP = None if cache is None else cache.get_recurrent_state(self.layer_idx)
         dtype = torch.promote_types(torch.float32, x_BTX.dtype)
         refuse_cropping(cache, self.layer_idx)
         x_BTX = self.conv1d(x_BTX, mask_BT, cache, self.layer_idx).to(dtype)
@@ -151,11 +150,8 @@ class StateSpace(Mixer):
         )  # fmt: skip
         step_BHT1 = step_BTH.transpose(1, 2).unsqueeze(-1)
         log_decay_BHT1 = -self.A_log.to(dtype).exp()[:, None, None] * step_BHT1
-        mixed_BHTP, state_BHNP = recurrence(
-            query_BHTN, key_BHTN, value_BHTP * step_BHT1, log_decay_BHT1,
-            state_BHCV=past_BHNP, chunk_size=self.config.linear_chunk_size,
-        )  # fmt: skip
-        keep_state(cache, self.layer_idx, state_BHNP)
+        tokens = Tokens(query_BHTN, key_BHTN, value_BHTP * step_BHT1, log_decay_BHT1)
+        mixed_BHTP = cached_recurrence(tokens, self.config.linear_chunk_size, cache, self.layer_idx)
         skipped_BHTP = value_BHTP * self.D.to(dtype)[:, None, None]
         return (mixed_BHTP + skipped_BHTP).transpose(1, 2).flatten(2)
 
