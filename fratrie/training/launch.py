@@ -12,6 +12,7 @@ import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.utils import (
     DistributedType,
+    DynamoBackend,
     GradientAccumulationPlugin,
     ProjectConfiguration,
     broadcast_object_list,
@@ -80,7 +81,7 @@ def create_accelerator(options: TrainingOptions) -> Accelerator:
     """Open Accelerate as `options` and the launcher say; call it once, before loading data and model.
 
     Raises:
-        ValueError: fp16, or a launch whose processes would not know of one another.
+        ValueError: fp16, a compiler of steps, or a launch whose processes would not know of one another.
         OSError: a folder that cannot be written.
     """
     output_dir = Path(options.output_dir)
@@ -103,6 +104,9 @@ def create_accelerator(options: TrainingOptions) -> Accelerator:
     _check_processes(accelerator)
     if accelerator.mixed_precision not in ("no", "bf16"):
         raise ValueError(f"mixed precision {accelerator.mixed_precision!r} is not supported; use 'bf16' or 'no'")
+    compiler = accelerator.state.dynamo_plugin.backend
+    if compiler != DynamoBackend.NO:  # its modules have other names, under which no checkpoint is found again
+        raise ValueError(f"the steps of a training are not compiled here: leave out --dynamo_backend {compiler.value}")
     return accelerator
 
 

@@ -36,6 +36,12 @@ def test_launcher_cannot_divide_the_loss(tmp_path, monkeypatch):
     assert open_one(tmp_path).gradient_accumulation_steps == 1
 
 
+def test_a_compiler_of_steps_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR")
+    with pytest.raises(ValueError, match="leave out --dynamo_backend INDUCTOR"):
+        open_one(tmp_path)
+
+
 def test_fp16_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
     with pytest.raises(ValueError, match="'fp16' is not supported"):
