@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from fratrie.modeling.losses import IGNORED
+from fratrie.modeling.losses import IGNORED, shift_labels
+from fratrie.modeling.pretrained import FratriePreTrainedModel
 
 
 class Objective:
@@ -27,10 +28,13 @@ class Objective:
         named = "num_items_in_batch" in inspect.signature(model.forward).parameters
         self.told_items = named or getattr(model, "accepts_loss_kwargs", False) is True
         # What continues its own input predicts each token from those before it.
+        self.is_ours = isinstance(model, FratriePreTrainedModel)
         self.shifts = model.can_generate() and not model.config.is_encoder_decoder
 
     def count(self, inputs: dict[str, Tensor]) -> int:
         """Targets in `inputs["labels"]`: entries that are not -100; a causal model never predicts the first of a row.
+
+        Of a model of ours, neither the first token of any document nor of what lies behind padding.
 
         Raises:
             ValueError: the collator gave no labels.
@@ -38,8 +42,11 @@ class Objective:
         if "labels" not in inputs:
             raise ValueError(f"the batch has no labels, only {sorted(inputs)}; the collator must make them")
         labels = inputs["labels"]
-        shifts = self.shifts and "shift_labels" not in inputs  # which are the labels of a part of a row
-        return int((labels[:, 1:] if shifts else labels).ne(IGNORED).sum())
+        if self.shifts and "shift_labels" not in inputs:  # which are the labels of a part of a row
+            # Ours predict nothing from padding, Hugging Face's the first token behind it.
+            hints = [inputs.get(name) for name in ("position_ids", "attention_mask", "cu_seq_lens_q")]
+            labels = shift_labels(labels, *(hints if self.is_ours else ()))
+        return int(labels.ne(IGNORED).sum())
 
     def share(self, model: nn.Module, inputs: dict[str, Tensor], count: int, total: int) -> Tensor:
         """The part of the batch's `count` targets in the mean over `total` targets; differentiable scalar."""

@@ -219,6 +219,21 @@ def test_a_class_of_the_user_counts_its_targets_as_the_one_below_it(folder, obje
     torch.testing.assert_close(*shares)
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_the_first_token_behind_padding_is_no_target(folder, side):
+    """The padding before it predicts nothing, and what the loss leaves out must not be counted."""
+    model = build_model("clm", new_config("decoder", SMALL, open_tokenizer(folder, "clm"), 64)).eval()
+    ids = torch.randint(5, 300, (2, 6))
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6])
+    mask = mask if side == "left" else mask.flip(1)
+    batch = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+    count = Objective(model).count(batch)
+    assert count == 3 + 5
+    with torch.no_grad():
+        share = Objective(model).share(model, batch, count, count)
+        torch.testing.assert_close(share, model(**batch).loss)
+
+
 @pytest.mark.parametrize("objective", ["mlm", "denoise"])
 def test_batches_run_through_the_model(folder, objective):
     tokenizer = open_tokenizer(folder, objective)
