@@ -81,7 +81,7 @@ class FratrieConfig(FratrieBaseConfig):
             GeGLU with `"gelu"`.
         feed_forward_bias, attention_bias, attention_output_bias, norm_bias: biases of the feed-forward, of query,
             key and value (of recurrent mixers, all), of the attention output, of LayerNorm.
-        attention_scale: factor of the attention scores; `head_dim ** -0.5` by default.
+        attention_scale: factor of the attention scores, above 0; `head_dim ** -0.5` by default.
         query_key_norm: norm of each query and key head (Henry et al. 2020).
         kv_lora_rank: let the full-attention layers keep keys and values as a latent vector of this size per
             token (multi-head latent attention, DeepSeek-AI 2024). A query or key head then has `head_dim` numbers that

@@ -107,7 +107,9 @@ def build_mask(
             return _global_mask(config, layer_type, states, given, cache, window, position_ids)
         return window or _score_mask(config, layer_type, states, given, cache, position_ids)
     if given.by_layer_type is not None:
-        return _of_layer_type(given.by_layer_type, layer_type)
+        # Of a cache that counts on the device, Hugging Face tells layers that keep tokens by masks of the scores.
+        of_scores = cache is not None and layer_type in ("full_attention", "sliding_attention")
+        return _of_layer_type(given.by_layer_type, layer_type, (2, 4) if of_scores else (2,))
     if given.ready is not None:
         raise ValueError(
             f"Layers of the type {layer_type!r} have no scores to mask: give the padding as attention_mask (batch, "
@@ -124,10 +126,16 @@ def real_tokens_first(mask_BT: torch.Tensor) -> torch.Tensor:
     return (mask_BT == 0).long().argsort(dim=1, stable=True)
 
 
-def _of_layer_type(masks: Mapping[str, Any], layer_type: str) -> Any:
+def _of_layer_type(masks: Mapping[str, Any], layer_type: str, dimensions: tuple[int, ...]) -> Any:
     if layer_type not in masks:
         raise ValueError(f"attention_mask has {sorted(masks)}, but no mask of {layer_type!r}: add it.")
-    return masks[layer_type]
+    mask = masks[layer_type]
+    if isinstance(mask, torch.Tensor) and mask.ndim not in dimensions:
+        needed = "padding (batch, length)" if 2 in dimensions else "a mask that is ready, (batch, 1, queries, keys)"
+        raise ValueError(
+            f"attention_mask[{layer_type!r}] has the shape {tuple(mask.shape)}, but these layers take {needed}."
+        )
+    return mask
 
 
 def _score_mask(
@@ -139,11 +147,15 @@ def _score_mask(
     position_ids: torch.Tensor | None,
 ) -> Any:
     """A mask of the scores, as the attention implementation takes it."""
+    implementation = config._attn_implementation
     if given.by_layer_type is not None:
-        return _of_layer_type(given.by_layer_type, layer_type)
+        takes_scores = implementation in ("eager", "sdpa", "blockwise")  # flash attention takes padding
+        ready = _of_layer_type(given.by_layer_type, layer_type, (4,) if takes_scores else (2, 4))
+        is_of_scores = isinstance(ready, torch.Tensor) and ready.ndim == 4
+        return ready_mask(ready, states.dtype, implementation) if is_of_scores else ready
     mask = given.padding if given.ready is None else given.ready
     if isinstance(given.ready, torch.Tensor):
-        mask = ready_mask(given.ready, states.dtype, config._attn_implementation)
+        mask = ready_mask(given.ready, states.dtype, implementation)
     assert (layer_type, config.is_causal_stack) in _SCORE_MASKS, f"no mask of scores is known for {layer_type!r}"
     make_mask = _SCORE_MASKS[layer_type, config.is_causal_stack]
     return make_mask(config, states, mask, cache=cache, position_ids=position_ids)

@@ -81,14 +81,12 @@ class Performer(LinearAttention):
 
     @classmethod
     def check(cls, config: FratrieConfig, layer_type: str) -> None:
-        """Refuse less than a feature, seeds out of range, and a negative scale, which has no features."""
-        number, seed, scale = config.performer_num_features, config.performer_seed, config.attention_scale
+        """Refuse less than a feature, and seeds out of range."""
+        number, seed = config.performer_num_features, config.performer_seed
         if number is not None and number < 1:
             raise ValueError(f"performer_num_features={number} must be at least 1.")
         if seed is not None and not 0 <= seed < 2**32:
             raise ValueError(f"performer_seed={seed} must lie in [0, 2**32).")
-        if scale is not None and scale < 0:
-            raise ValueError(f"attention_scale={scale}: scores of random features need a scale that is not negative.")
 
     @classmethod
     def features_of_head(cls, config: FratrieConfig) -> int:

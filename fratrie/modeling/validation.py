@@ -76,6 +76,10 @@ def _check_sizes(config: "FratrieConfig") -> None:
         require(0 <= value < 1, f"{name}={value} must lie in [0, 1).")
     require_finite_numbers(config)
     require(config.norm_eps > 0, f"norm_eps={config.norm_eps} must be positive.")
+    require(
+        config.attention_scale is None or config.attention_scale > 0,  # kernels hide keys before they scale
+        f"attention_scale={config.attention_scale} must be positive.",
+    )
     require_tokens_in_vocabulary(config, config.vocab_size)
 
 

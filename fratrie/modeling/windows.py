@@ -77,9 +77,11 @@ def pays(length: int, before: int, after: int) -> bool:
 def window_in_blocks(config: FratrieConfig, length: int) -> Window | None:
     """The window of a stack's layers, where rows of this length and without a past are computed in blocks.
 
-    They are by SDPA, which gives no weights, and where no position bias is added to the scores.
+    They are by SDPA, which gives no weights, and where nothing is added to the scores.
     """
     if config._attn_implementation != "sdpa" or config.position_type in ("relative", "alibi"):
+        return None
+    if any(mixer.adds_to_scores for mixer in config.mixers):  # one mask serves all sliding layers
         return None
     assert config.sliding_window is not None
     before, after = reach(config.sliding_window, config.is_causal_stack)

@@ -28,6 +28,7 @@ from fratrie.modeling.attention import SoftmaxAttention
 from fratrie.modeling.blockwise import NAME
 from fratrie.modeling.heads import SequenceClassifier
 from fratrie.modeling.losses import IGNORED, shift_labels
+from fratrie.modeling.mixer import Mixer
 from fratrie.modeling.ring import RingMask, places_of
 
 _BATCH = {"input_ids", "attention_mask", "position_ids", "token_type_ids", "labels"}
@@ -132,7 +133,7 @@ def _check_model(model: nn.Module) -> None:
     if isinstance(model, SequenceClassifier) or getattr(config, "patch_size", None):
         raise ValueError(f"A {type(model).__name__} reads whole rows at its head: leave out context_parallel_size.")
     # A kernel of its own would take the tokens of one process for the whole row.
-    if any(getattr(mixer, "attend", None) is not SoftmaxAttention.attend for mixer in config.mixers):
+    if not all(_is_plain(mixer) for mixer in config.mixers):
         raise ValueError(
             f"context_parallel_size is for softmax attention, not for mixer_types={config.mixer_types}: leave it out."
         )
@@ -141,6 +142,12 @@ def _check_model(model: nn.Module) -> None:
             f"position_type={config.position_type!r} adds a bias to the scores, of which each process would know a "
             "part: use rotary positions with context_parallel_size."
         )
+
+
+def _is_plain(mixer: type[Mixer]) -> bool:
+    """Whether all that a mixer asks of its kernel are the masks of its layer type."""
+    attends = getattr(mixer, "attend", None) is SoftmaxAttention.attend
+    return attends and mixer.mask_form == "scores" and not mixer.adds_to_scores
 
 
 def documents_of(ids: Tensor, padding: Tensor | None, position_ids: Tensor | None) -> Tensor | None:

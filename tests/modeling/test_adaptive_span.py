@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from mixer_contract import VOCAB, MixerContract, close, texts
+from mixer_contract import VOCAB, MixerContract, alone, close, texts
 from plain_heads import heads_of, joined
 from transformers import AutoModelForCausalLM, Trainer
 
@@ -98,6 +98,14 @@ class TestSliding(SpanContract):
         full.load_state_dict(model.state_dict())
         ids = torch.stack(texts(11, 11))
         close(model(ids).last_hidden_state, full(ids).last_hidden_state)
+
+    def test_long_texts_have_spans_too(self, causal):
+        """Other sliding layers compute them in blocks, which add nothing to the scores."""
+        model = self.build(causal, position_type="learned", max_position_embeddings=300)
+        (document,) = texts(290)
+        states = alone(model, document, use_cache=False)
+        model.set_attn_implementation("eager")
+        close(states, alone(model, document, use_cache=False))
 
 
 SIZES = {"vocab_size": VOCAB, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -499,6 +499,7 @@ CONTRADICTIONS = [
     ({"hidden_size": 30}, r"hidden_size=30 is not a multiple of num_attention_heads=4.*set head_dim"),
     ({"num_key_value_heads": 3}, r"num_attention_heads=4 is not a multiple of num_key_value_heads=3.*same number"),
     ({"norm_eps": 0.0}, r"norm_eps=0.0 must be positive"),
+    ({"attention_scale": 0.0}, r"attention_scale=0.0 must be positive"),
     *(
         ({name: value}, rf"{name}={value} must be finite")
         for name, value in (("attention_scale", math.inf), ("norm_eps", math.inf), ("initializer_range", math.nan))

@@ -10,6 +10,7 @@ from combinations import (
     ENCODER,
     FULL,
     HEADS,
+    LINEAR,
     SEQ2SEQ,
     SIBLINGS,
     SIZES,
@@ -301,6 +302,19 @@ def test_a_mask_that_does_not_fit_beside_a_cache_is_refused(combination, positio
 def test_masks_by_layer_type_that_lack_one_are_refused():
     with pytest.raises(ValueError, match=r"\['full_attention'\], but no mask of 'linear_attention'"):
         case_of(DECODER, "linear_full").build()(torch.ones(1, 3, dtype=torch.long), attention_mask={FULL: None})
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa", "blockwise"])
+def test_masks_by_layer_type_of_another_form_are_refused(implementation):
+    """Padding in the place of scores would spread over them, and let a token see the ones behind it."""
+    model = case_of(DECODER, "linear_full").build(attn_implementation=implementation)
+    padding = torch.ones(1, 3, dtype=torch.bool)
+    scores, ids = padding.expand(1, 1, 3, 3).tril(), torch.ones(1, 3, dtype=torch.long)
+    for masks, refused in [({FULL: padding}, FULL), ({FULL: scores, LINEAR: scores}, LINEAR)]:
+        with pytest.raises(ValueError, match=rf"attention_mask\['{refused}'\] has the shape .* these layers take"):
+            model(ids, attention_mask={LINEAR: padding, **masks}, use_cache=False)
+    found = model(ids, attention_mask={FULL: scores, LINEAR: padding}, use_cache=False).logits
+    torch.testing.assert_close(found, model(ids, use_cache=False).logits)
 
 
 FOREIGN = {

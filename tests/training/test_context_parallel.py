@@ -93,8 +93,10 @@ def test_models_that_need_whole_rows_are_refused_by_name():
     for kind in ("relative", "alibi"):
         with pytest.raises(ValueError, match=f"position_type='{kind}' adds a bias .* use rotary positions"):
             open_context(decoder(position_type=kind), 2)
-    with pytest.raises(ValueError, match=r"for softmax attention, not for mixer_types=\['linear'\]: leave it out"):
-        open_context(decoder(mixer_types=["linear"]), 2)
+    for mixer in ("linear", "bigbird", "adaptive_span", "longformer"):
+        message = rf"for softmax attention, not for mixer_types=\['{mixer}'\]: leave it out"
+        with pytest.raises(ValueError, match=message):
+            open_context(decoder(mixer_types=[mixer]), 2)
     classifier = FratrieDecoderForSequenceClassification(FratrieDecoderConfig(**SIZES))
     with pytest.raises(ValueError, match=r"reads whole rows at its head: leave out context_parallel_size"):
         open_context(classifier, 2)
