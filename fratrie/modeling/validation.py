@@ -226,10 +226,12 @@ def _check_feed_forward(config: "FratrieConfig") -> None:
         require(kind in ("dense", "sparse"), f"mlp_layer_types[{index}]={kind!r} is unknown: use dense, sparse.")
     for name in ("num_experts", "num_shared_experts"):
         require(getattr(config, name) >= 0, f"{name}={getattr(config, name)} must not be negative.")
-    require(
-        config.moe_intermediate_size is None or config.moe_intermediate_size > 0,
-        f"moe_intermediate_size={config.moe_intermediate_size} must be at least 1.",
-    )
+    for name in ("moe_intermediate_size", "shared_expert_intermediate_size"):
+        size = getattr(config, name)
+        require(size is None or size > 0, f"{name}={size} must be at least 1.")
+    for name in ("shared_expert_intermediate_size", "shared_experts_gate"):
+        value = getattr(config, name)
+        require(not value or config.num_shared_experts > 0, f"{name}={value} has no use without num_shared_experts.")
     sparse = "sparse" in (config.mlp_layer_types or [])
     require(
         set(config.float32_parts or ()) <= _FLOAT32_PARTS,

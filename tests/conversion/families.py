@@ -55,6 +55,18 @@ BAMBA = {
     "mamba_d_state": 6,
     "mamba_chunk_size": 4,
 }
+QWEN3_NEXT = {
+    **DECODER,
+    **EXPERTS,
+    "head_dim": 8,
+    "shared_expert_intermediate_size": 10,
+    "full_attention_interval": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 4,
+    "linear_value_head_dim": 3,
+    "linear_conv_kernel_dim": 3,
+}
 SEQ2SEQ = {
     "vocab_size": 31,
     "d_model": 16,
@@ -186,6 +198,14 @@ SPREAD = {
         {**BAMBA, "attention_bias": True, "mlp_bias": True, "mamba_proj_bias": True, "mamba_conv_bias": False}
         | {"mamba_expand": 3, "mamba_n_groups": 1, "mamba_d_conv": 2, "tie_word_embeddings": True}
         | {"attn_layer_indices": [0, 2], "rms_norm_eps": 0.1, "rope_theta": 300.0},
+    ],
+    "qwen3_next": [
+        QWEN3_NEXT,
+        {**QWEN3_NEXT, "mlp_only_layers": [0], "norm_topk_prob": False, "tie_word_embeddings": True}
+        | {"layer_types": ["full_attention", "linear_attention", "linear_attention"], "rms_norm_eps": 0.1}
+        | {"linear_num_key_heads": 3, "linear_num_value_heads": 3, "partial_rotary_factor": 0.5},
+        {**QWEN3_NEXT, "layer_types": ["full_attention"] * 3, "rope_parameters": ROPES["yarn"]}
+        | {"decoder_sparse_step": 4},
     ],
     "marian": [
         {**SEQ2SEQ},

@@ -73,6 +73,8 @@ OTHER_OF_FAMILY = {
     ("bamba", "mamba_n_groups"): 4,
     ("bamba", "mamba_d_head"): "auto",  # nothing else fits to the other sizes
     ("bamba", "time_step_limit"): (0.5, 1.0),
+    ("qwen3_next", "layer_types"): ["full_attention", "linear_attention", "linear_attention"],
+    ("qwen3_next", "linear_num_value_heads"): 4,
     ("big_bird", "attention_type"): "original_full",
 }
 
