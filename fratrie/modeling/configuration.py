@@ -179,6 +179,7 @@ class FratrieConfig(FratrieBaseConfig):
         shared_expert_intermediate_size: width of each of them; that of the other experts by default.
         shared_experts_gate: multiply what they give by the sigmoid of a number made of the token (Qwen2-MoE).
         norm_topk_prob: let the weights of the chosen experts sum to one.
+        router_norm_eps: what is added to their sum before they are divided by it.
         router_scoring: how logits of the router become weights: `"softmax"` over the experts, or `"sigmoid"` of each.
         router_selection_bias: add a bias an expert to what experts are chosen by, not to their weights; no gradient
             reaches it (Wang et al. 2024).
@@ -308,6 +309,7 @@ class FratrieConfig(FratrieBaseConfig):
     shared_expert_intermediate_size: int | None = None
     shared_experts_gate: bool = False
     norm_topk_prob: bool = True
+    router_norm_eps: float | int = 1e-20
     router_scoring: RouterScoring = "softmax"
     router_selection_bias: bool = False
     router_num_groups: int = 1

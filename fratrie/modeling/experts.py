@@ -30,7 +30,7 @@ class Router(nn.Module):
         super().__init__()
         self.num_experts = config.num_experts
         self.top_k = config.num_experts_per_tok
-        self.norm_topk_prob = config.norm_topk_prob
+        self.norm_topk_prob, self.norm_eps = config.norm_topk_prob, config.router_norm_eps
         self.scoring = config.router_scoring
         self.num_groups = config.router_num_groups
         self.groups_per_tok = config.router_groups_per_tok
@@ -62,7 +62,7 @@ class Router(nn.Module):
         index_NP = self.choose(scores_NE)
         weights_NP = scores_NE.gather(-1, index_NP)
         if self.norm_topk_prob:
-            weights_NP = weights_NP / weights_NP.sum(dim=-1, keepdim=True).clamp_min(1e-20)
+            weights_NP = weights_NP / (weights_NP.sum(dim=-1, keepdim=True) + self.norm_eps)
         weights_NP = weights_NP * self.scaling_factor
         return logits_NE, weights_NP if self.has_fine_weights else weights_NP.to(logits_NE.dtype), index_NP
 

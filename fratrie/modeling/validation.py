@@ -273,9 +273,8 @@ def _check_router(config: "FratrieConfig") -> None:
         f"num_experts_per_tok={config.num_experts_per_tok} experts cannot be found in router_groups_per_tok="
         f"{chosen} groups of {config.num_experts // groups}: allow more groups.",
     )
-    require(
-        config.routed_scaling_factor > 0, f"routed_scaling_factor={config.routed_scaling_factor} must be positive."
-    )
+    for name in ("routed_scaling_factor", "router_norm_eps"):
+        require(getattr(config, name) > 0, f"{name}={getattr(config, name)} must be positive.")
 
 
 def _check_head(config: "FratrieConfig") -> None:

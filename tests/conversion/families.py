@@ -47,6 +47,12 @@ DEEPSEEK = {
     "first_k_dense_replace": 1,
 }
 LFM2 = {**DECODER, "full_attn_idxs": [1], "block_multiple_of": 8}
+LFM2_MOE = {
+    **DECODER,
+    **EXPERTS,
+    "layer_types": ["conv", "full_attention", "conv"],
+    "num_dense_layers": 1,
+}
 BAMBA = {
     **DECODER,
     "attn_layer_indices": [1],
@@ -193,6 +199,12 @@ SPREAD = {
         | {"conv_L_cache": 1, "block_multiple_of": 10},
         {**LFM2, "full_attn_idxs": None, "rope_parameters": ROPES["yarn"]},
     ],
+    "lfm2_moe": [
+        LFM2_MOE,
+        {**LFM2_MOE, "conv_bias": True, "num_dense_layers": 0, "use_expert_bias": False, "norm_topk_prob": False}
+        | {"routed_scaling_factor": 2.5, "tie_word_embeddings": False, "norm_eps": 0.1},
+        {**LFM2_MOE, "layer_types": ["full_attention"] * 3, "num_dense_layers": 5, "rope_parameters": ROPES["yarn"]},
+    ],
     "bamba": [
         BAMBA,
         {**BAMBA, "attention_bias": True, "mlp_bias": True, "mamba_proj_bias": True, "mamba_conv_bias": False}
@@ -319,7 +331,11 @@ def their_model(case, dtype=torch.float64, implementation="sdpa", seed=0, **fiel
 
 
 def _trained_buffers(model):
-    return [(name, buffer) for name, buffer in model.named_buffers() if "logits_bias" in name or "correction" in name]
+    return [
+        (name, buffer)
+        for name, buffer in model.named_buffers()
+        if any(part in name for part in ("logits_bias", "correction", "expert_bias"))
+    ]
 
 
 def our_model(theirs):

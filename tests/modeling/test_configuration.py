@@ -259,6 +259,7 @@ SHARED = {
     "shared_expert_intermediate_size": Case(8, weights, SHARES),
     "shared_experts_gate": Case(True, weights, SHARES),
     "norm_topk_prob": Case(False, output, SPARSE),
+    "router_norm_eps": Case(0.5, output, SPARSE),
     "router_scoring": Case("sigmoid", output, SPARSE),
     "router_selection_bias": Case(True, state, SPARSE),
     "router_num_groups": Case(4, output, {"num_experts": 8}),
@@ -590,6 +591,7 @@ CONTRADICTIONS = [
         ({"num_experts": 4, "routed_scaling_factor": factor}, rf"routed_scaling_factor={factor} must be positive")
         for factor in (0.0, -1.0)
     ),
+    ({"num_experts": 4, "router_norm_eps": 0.0}, r"router_norm_eps=0.0 must be positive"),
     ({"num_experts": -2}, r"num_experts=-2"),
     ({"num_experts": 4, "num_shared_experts": -1}, r"num_shared_experts=-1"),
     ({"num_experts": 4, "moe_intermediate_size": -1}, r"moe_intermediate_size=-1"),
