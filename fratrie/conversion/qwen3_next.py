@@ -13,8 +13,15 @@ from .recipe import Field, Groups, Weight
 
 _NORM = "rms_norm_plus_one"
 _NORM_SLOTS = ("mixer_input_norm", "feed_forward_input_norm", "final_norm")
+_WHOLE_HEADS = {"partial_rotary_factor": 1.0}
 _DELTA = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
           "linear_conv_kernel_dim")  # fmt: skip
+
+
+def _read_rope(theirs: PreTrainedConfig) -> dict[str, Any]:
+    """The rotary parameters, which theirs takes to turn a quarter of each head where they do not say how much."""
+    parameters = one_rope(theirs)
+    return {name: value for name, value in parameters.items() if (name, value) not in _WHOLE_HEADS.items()}
 
 
 def _mixer_types(theirs: PreTrainedConfig) -> list[str]:
@@ -78,7 +85,7 @@ QWEN3_NEXT = replace(
         "router_aux_loss_scope": "model",
     },
     read={
-        "rope_parameters": one_rope,
+        "rope_parameters": _read_rope,
         "mixer_types": _mixer_types,
         "attention_output_gate": _gate,
         **{name: QWEN3_MOE.read[name] for name in ("mlp_layer_types", "num_experts", "router_aux_loss_coef")},
@@ -90,11 +97,12 @@ QWEN3_NEXT = replace(
     write={
         **{name: compute for name, compute in QWEN3_MOE.write.items()
            if name not in ("head_dim", "use_sliding_window")},
+        "rope_parameters": lambda ours: ours.rope_parameters and {**_WHOLE_HEADS, **ours.rope_parameters},
         "layer_types": attrgetter("layer_types"),
-        "shared_expert_intermediate_size": lambda ours: ours.shared_expert_intermediate_size
-        or (ours.moe_intermediate_size if ours.num_shared_experts else None),
+        "shared_expert_intermediate_size": lambda ours: ours.shared_experts_width or None,
         **{name: attrgetter(name) for name in _DELTA},
     },
+    neutral={"shared_expert_intermediate_size": None},  # which is the width of the other experts
     layer_types=frozenset({"full_attention", "linear_attention"}),
     required={"hidden_act": "silu", "attention_bias": False},
     weights=(

@@ -41,7 +41,7 @@ class PlusOneNorm(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map `(…, D)` to `(…, D)`, in the dtype of `x`, or that of the weights where they are in half precision."""
         fine = torch.promote_types(torch.float32, x.dtype)
-        normed = nn.functional.rms_norm(x.to(fine), self.weight.shape, eps=self.eps) * (1 + self.weight.to(fine))
+        normed = nn.functional.rms_norm(x.to(fine), self.weight.shape, 1 + self.weight.to(fine), self.eps)
         return normed.to(self.weight.dtype if self.weight.dtype in _HALF else x.dtype)
 
     def extra_repr(self) -> str:

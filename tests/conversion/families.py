@@ -1,5 +1,6 @@
 """Tiny Hugging Face models of every family, over a spread of their configurations, and ours made from them."""
 
+import copy
 import inspect
 from dataclasses import dataclass, field
 
@@ -216,7 +217,7 @@ SPREAD = {
         {**QWEN3_NEXT, "mlp_only_layers": [0], "norm_topk_prob": False, "tie_word_embeddings": True}
         | {"layer_types": ["full_attention", "linear_attention", "linear_attention"], "rms_norm_eps": 0.1}
         | {"linear_num_key_heads": 3, "linear_num_value_heads": 3, "partial_rotary_factor": 0.5},
-        {**QWEN3_NEXT, "layer_types": ["full_attention"] * 3, "rope_parameters": ROPES["yarn"]}
+        {**QWEN3_NEXT, "layer_types": ["full_attention"] * 3, "rope_parameters": dict(ROPES["yarn"])}
         | {"decoder_sparse_step": 4},
     ],
     "marian": [
@@ -313,11 +314,11 @@ def precise(case):
 def their_model(case, dtype=torch.float64, implementation="sdpa", seed=0, **fields):
     """A Hugging Face model with weights far from zero, so that every term shows."""
     torch.manual_seed(seed)
-    fields = {**case.fields, **fields}
+    fields = copy.deepcopy({**case.fields, **fields})  # Qwen3-Next writes into the rotary parameters that it is given
     if "Classification" in case.theirs:
         fields.setdefault("num_labels", 3)
     model_class = case.head.their_class
-    config = case.recipe.their_config(**{name: value for name, value in fields.items()})
+    config = case.recipe.their_config(**fields)
     implementation = implementation if model_class._supports_sdpa else "eager"  # which some alone have
     model = model_class._from_config(config, attn_implementation=implementation).to(dtype).eval()
     if any("expert" in name for name, _ in model.named_modules()):

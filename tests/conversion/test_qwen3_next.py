@@ -4,6 +4,7 @@ import pytest
 import torch
 from families import CASES, our_model, precise, their_model
 
+from fratrie import FratrieDecoderConfig, FratrieDecoderForCausalLM, norm_slots
 from fratrie.conversion import from_hf, to_hf
 
 CASE = next(case for case in CASES if case.theirs == "Qwen3NextForCausalLM")
@@ -45,6 +46,7 @@ def test_a_model_without_attention():
         ({}, {"query_key_norm": "rms_norm"}, "query_key_norm='rms_norm'"),
         ({}, {"shared_experts_gate": False}, "shared_experts_gate=False"),
         ({}, {"num_shared_experts": 2}, "num_shared_experts=2"),
+        ({}, {"position_type": "none", "rope_parameters": None}, "position_type='none'"),
         ({}, {"attention_bias": True}, "attention_bias=True"),
         (LINEAR, {"mixer_types": ["gated_delta", "linear", "gated_delta"]}, r"mixer_types=\['gated_delta', 'linear'"),
     ],
@@ -54,6 +56,26 @@ def test_what_it_cannot_be_is_refused_by_name(fields, changed, message):
     config = type(ours.config)(**{**ours.config.to_dict(), **changed})
     with pytest.raises(ValueError, match=message):
         to_hf(type(ours)(config), "qwen3_next")
+
+
+@torch.no_grad()
+def test_a_model_of_ours_becomes_one():
+    """Whose shared expert is as wide as the others, as by default."""
+    torch.manual_seed(0)
+    config = FratrieDecoderConfig(
+        vocab_size=31, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=24,
+        **norm_slots("pre", "rms_norm_plus_one"), query_key_norm="rms_norm_plus_one", attention_output_gate=True,
+        mixer_types=["gated_delta", "softmax"], position_type="rotary", hidden_act="silu", gated_feed_forward=True,
+        **dict.fromkeys(("attention_bias", "attention_output_bias", "feed_forward_bias"), False),
+        num_experts=4, moe_intermediate_size=12, num_shared_experts=1, shared_experts_gate=True,
+        router_aux_loss_scope="model", initializer_range=0.4, experts_implementation="eager",
+    )  # fmt: skip
+    ours, ids = FratrieDecoderForCausalLM(config).double().eval(), torch.randint(0, 31, (2, 9))
+    theirs = to_hf(ours, "qwen3_next")
+    theirs.set_experts_implementation("eager")
+    assert theirs.config.shared_expert_intermediate_size == 12
+    with precise(CASE):
+        torch.testing.assert_close(theirs(ids).logits, ours(ids).logits, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("changed", [{"hidden_act": "relu"}, {"attention_bias": True}])
