@@ -51,6 +51,10 @@ CONFIGS = {
     "sparse": FratrieDecoderConfig(**TINY, **SPARSE, mlp_layer_types=["dense", "sparse"], num_shared_experts=1),
     "sparse gated": FratrieEncoderConfig(**TINY, **SPARSE, gated_feed_forward=True),
     "sliding": FratrieDecoderConfig(**TINY, layer_types=["sliding_attention"] * 2, sliding_window=5),
+    "sparse shared": FratrieDecoderConfig(
+        **TINY, **SPARSE, num_shared_experts=2, shared_expert_intermediate_size=6, shared_experts_gate=True
+    ),
+    "output gate": FratrieDecoderConfig(**TINY, attention_output_gate=True, query_key_norm="rms_norm_plus_one"),
     "linear": FratrieEncoderConfig(**TINY, **LINEAR),
     "linear causal": FratrieDecoderConfig(**TINY, **LINEAR, num_key_value_heads=1, position_type="none"),
     "seq2seq": FratrieSeq2SeqConfig(

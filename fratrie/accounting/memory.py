@@ -128,7 +128,8 @@ def _feed_forward_numbers(stack: PreTrainedConfig, mlp_type: str) -> tuple[float
             inner = max(inner, 2)
         return size + inner * stack.intermediate_size, stack.intermediate_size * bool(stack.activation_dropout)
     width, chosen = stack.moe_intermediate_size or stack.intermediate_size, stack.num_experts_per_tok
-    return size + chosen * (2 * size + inner * width) + stack.num_shared_experts * inner * width, 0
+    gated = size if stack.shared_experts_gate else 0
+    return size + chosen * (2 * size + inner * width) + inner * stack.shared_experts_width + gated, 0
 
 
 def _head_bytes(config: PreTrainedConfig, dtype: torch.dtype) -> int:

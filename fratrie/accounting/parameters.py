@@ -35,7 +35,7 @@ ROLES = {
     "experts' gate and up projection": r".*\.experts\.gate_up_proj",
     "experts' up projection": r".*\.experts\.up_proj",
     "experts' down projection": r".*\.experts\.down_proj",
-    "shared experts": r".*\.shared_experts\.\w+\.weight",
+    "shared experts": r".*\.(shared_experts\.\w+|shared_experts_gate)\.weight",
     "head": r"(head_dense|pooler\.dense|classifier\.(dense\.\d+|out_proj))\.weight",
     "position embedding": r".*embed_positions\.(rows\.|columns\.)?weight",
     OTHER_MIXERS: r"(?!)",  # what no line above names

@@ -1,11 +1,12 @@
-"""LFM2 (Liquid AI 2025): gated short convolutions, and grouped attention with head norms in some layers."""
+"""LFM2 (Liquid AI 2025): gated short convolutions, and grouped attention with head norms in some layers; LFM2-MoE has
+experts besides."""
 
 from dataclasses import replace
 from typing import Any
 
 from transformers import PreTrainedConfig
 
-from .llama import FIELDS, LAYOUT, LLAMA, heads, own_head_dim, read_rope, write_head_dim
+from .llama import EXPERTS, FIELDS, LAYOUT, LLAMA, heads, own_head_dim, read_rope, write_head_dim
 from .recipe import Field, Weight
 
 _ABSENT = ("intermediate_size", "hidden_act", "rms_norm_eps", "attention_dropout")
@@ -70,4 +71,48 @@ LFM2 = replace(
     ),
     heads=heads("Lfm2")[:2],
     inert=("block_multiple_of", "block_ffn_dim_multiplier"),
+)
+
+
+def _mlp_layers(theirs: PreTrainedConfig) -> list[str]:
+    dense = min(theirs.num_dense_layers, theirs.num_hidden_layers)
+    return ["dense"] * dense + ["sparse"] * (theirs.num_hidden_layers - dense)
+
+
+def _experts(theirs: PreTrainedConfig) -> int:
+    return theirs.num_experts if "sparse" in _mlp_layers(theirs) else 0
+
+
+LFM2_MOE = replace(
+    LFM2,
+    model_type="lfm2_moe",
+    fields=(
+        *LFM2.fields,
+        Field("intermediate_size"),
+        Field("moe_intermediate_size"),
+        Field("num_experts_per_tok"),
+        Field("use_expert_bias", "router_selection_bias"),
+        Field("routed_scaling_factor"),
+        Field("norm_topk_prob"),
+        Field("output_router_logits"),
+    ),
+    always={**LFM2.always, "router_scoring": "sigmoid", "router_norm_eps": 1e-6, "router_aux_loss_coef": 0.0},
+    read={
+        **{name: compute for name, compute in LFM2.read.items() if name != "intermediate_size"},
+        "mlp_layer_types": _mlp_layers,
+        "num_experts": _experts,
+    },
+    write={
+        **LLAMA.write,
+        **{name: LFM2.write[name] for name in ("head_dim", "conv_L_cache", "conv_bias")},
+        "num_experts": lambda ours: ours.num_experts,
+        "num_dense_layers": lambda ours: ours.mlp_layer_types.count("dense"),
+    },
+    weights=(
+        *LFM2.weights,
+        *(replace(line, theirs=line.theirs.replace(".mlp.", ".feed_forward.")) for line in EXPERTS),
+        Weight("layers.*.feed_forward.expert_bias", "layers.*.feed_forward.router.selection_bias"),
+    ),
+    heads=heads("Lfm2Moe")[:2],
+    inert=("num_dense_layers",),
 )

@@ -27,6 +27,7 @@ from . import (
     longformer,
     longt5,
     modernbert,
+    qwen3_next,
     t5,
     vit,
 )
@@ -37,7 +38,17 @@ RECIPES: dict[str, Recipe] = {
     for recipe in (
         *(bert.BERT, bert.ROBERTA, bert.XLM_ROBERTA, bert.CAMEMBERT, modernbert.MODERNBERT),
         *(gpt2.GPT2, llama.LLAMA, llama.MISTRAL, llama.QWEN2, llama.QWEN3, llama.MIXTRAL, llama.QWEN3_MOE),
-        *(deepseek.DEEPSEEK_V3, lfm2.LFM2, bamba.BAMBA, bart.BART, bart.MARIAN, t5.T5, vit.VIT),
+        *(
+            deepseek.DEEPSEEK_V3,
+            lfm2.LFM2,
+            lfm2.LFM2_MOE,
+            bamba.BAMBA,
+            qwen3_next.QWEN3_NEXT,
+            bart.BART,
+            bart.MARIAN,
+            t5.T5,
+            vit.VIT,
+        ),
         *(longformer.LONGFORMER, longformer.LED, big_bird.BIG_BIRD, longt5.LONGT5, gpt_neo.GPT_NEO),
     )
 }

@@ -118,6 +118,33 @@ class Field:
 
 
 @dataclass(frozen=True)
+class Groups:
+    """How rows lie that one tensor of theirs has group by group, of heads for instance, and ours part by part.
+
+    Attributes:
+        number: of groups.
+        rows: for each name of ours, the rows in one group of each of its parts, as they follow one another there.
+    """
+
+    number: int
+    rows: tuple[tuple[int, ...], ...]
+
+    def split(self, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Make our tensors from theirs: of each part all groups, then the next part."""
+        parts = iter(tensor.unflatten(0, (self.number, -1)).split([size for sizes in self.rows for size in sizes], 1))
+        return tuple(torch.cat([next(parts).flatten(0, 1) for _ in sizes]) for sizes in self.rows)
+
+    def join(self, tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+        """Make their tensor from ours."""
+        parts = [
+            part.unflatten(0, (self.number, -1))
+            for tensor, sizes in zip(tensors, self.rows, strict=True)
+            for part in tensor.split([self.number * size for size in sizes])
+        ]
+        return torch.cat(parts, dim=1).flatten(0, 1)
+
+
+@dataclass(frozen=True)
 class Weight:
     """A module or a parameter that both models have; `*` stands for the number of a layer.
 
@@ -128,6 +155,7 @@ class Weight:
         leading: their tensor has an additional first dimension, of size one.
         formula: what their tensor has to be, as a function of its rows and columns, where ours is computed.
         when: fields of their configuration, and the values with which the line holds.
+        groups: how the rows of their tensor lie, from their configuration, where they do not follow the order of ours.
     """
 
     theirs: str
@@ -136,6 +164,7 @@ class Weight:
     leading: bool = False
     formula: Callable[[int, int], torch.Tensor] | None = None
     when: Mapping[str, Any] = field(default_factory=dict)
+    groups: Callable[[PreTrainedConfig], Groups] | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -146,11 +175,12 @@ class Weight:
         """Whether the line is one for models of this configuration of theirs."""
         return all(getattr(theirs, name) == value for name, value in self.when.items())
 
-    def read(self, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def read(self, tensor: torch.Tensor, theirs: PreTrainedConfig | None = None) -> tuple[torch.Tensor, ...]:
         """Make our tensors from theirs.
 
         Args:
             tensor: theirs.
+            theirs: their configuration, of a line with groups.
 
         Returns:
             One tensor per name of ours.
@@ -162,12 +192,18 @@ class Weight:
             raise ValueError(f"{self.theirs} has been changed: ours computes it, and cannot have another.")
         if not self.names:
             return ()
+        if self.groups is not None:
+            assert theirs is not None
+            return self.groups(theirs).split(tensor)
         tensor = tensor.squeeze(0) if self.leading else tensor
         tensor = tensor.T if self.transposed and tensor.ndim == 2 else tensor
         return tuple(part.contiguous() for part in tensor.chunk(len(self.names)))
 
-    def write(self, tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-        """Make their tensor from ours."""
+    def write(self, tensors: Iterable[torch.Tensor], theirs: PreTrainedConfig | None = None) -> torch.Tensor:
+        """Make their tensor from ours (see `read`)."""
+        if self.groups is not None:
+            assert theirs is not None
+            return self.groups(theirs).join(tensors)
         tensor = torch.cat(tuple(tensors))
         tensor = tensor.T if self.transposed and tensor.ndim == 2 else tensor
         return (tensor.unsqueeze(0) if self.leading else tensor).contiguous()
@@ -380,7 +416,7 @@ class Recipe:
             tensor = states.pop(name)
             for rule, their_pattern, our_patterns in lines:
                 if match := _fit(their_pattern, name):
-                    parts = rule.read(tensor)
+                    parts = rule.read(tensor, theirs)
                     ours.update({_fill(p, match): part for p, part in zip(our_patterns, parts, strict=True)})
                     known.add(tensor.data_ptr())
                     break
@@ -410,7 +446,7 @@ class Recipe:
                 match = next(filter(None, (_fit(pattern, name) for pattern in our_patterns)), None)
                 if match is not None:
                     parts = [states[_fill(pattern, match)] for pattern in our_patterns]
-                    written[_fill(their_pattern, match)] = rule.write(parts)
+                    written[_fill(their_pattern, match)] = rule.write(parts, theirs)
                     known.add(tensor.data_ptr())
                     break
             else:

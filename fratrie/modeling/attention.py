@@ -21,6 +21,7 @@ from .configuration import FratrieConfig
 from .layout import Layout
 from .masks import MaskForm
 from .mixer import AttentionMixer
+from .plans import Plan
 from .windows import Window, attend_in_blocks, block_shape, scores_in_blocks, window_in_blocks
 
 # Up to so many keys, SDPA trains up to four times as slowly in half precision as in float32 on a CPU.
@@ -33,6 +34,7 @@ class SoftmaxAttention(AttentionMixer):
     """Softmax attention of a sequence to itself (Vaswani et al. 2017), full or within a sliding window."""
 
     layer_types: ClassVar[tuple[str, ...]] = ("full_attention", "sliding_attention")
+    own_fields: ClassVar[tuple[str, ...]] = ("attention_output_gate",)
     takes_position_bias = True
     mask_form: ClassVar[MaskForm] = "scores"
     keeps_tokens = True
@@ -47,6 +49,28 @@ class SoftmaxAttention(AttentionMixer):
             # Hugging Face's masks reach `sliding_window` to each side of a bidirectional layer, its flash call one
             # less.
             self.sliding_window = config.sliding_window + (0 if self.is_causal else 1)
+
+    @classmethod
+    def has_gate(cls, config: FratrieConfig) -> bool:
+        """Whether a gate stands before the output projection; what derives from this class has none."""
+        return "attention_output_gate" in cls.own_fields and bool(config.attention_output_gate)
+
+    def build_projections(self, config: FratrieConfig) -> None:
+        """Add the linear maps and head norms, and a gate where there is one."""
+        super().build_projections(config)
+        self.gate_proj: nn.Linear | None = None
+        if self.has_gate(config):
+            self.gate_proj = nn.Linear(config.hidden_size, self.q_proj.out_features, bias=config.attention_bias)
+
+    @classmethod
+    def tensor_parallel_plan(cls, config: FratrieConfig) -> Plan:
+        """Each device holds some of the heads, with their gates."""
+        return super().tensor_parallel_plan(config) | ({"gate_proj": "colwise"} if cls.has_gate(config) else {})
+
+    @classmethod
+    def fill_defaults(cls, config: FratrieConfig) -> None:
+        """Have no gate where none was asked for."""
+        config.attention_output_gate = bool(config.attention_output_gate)
 
     @classmethod
     def check(cls, config: FratrieConfig, layer_type: str) -> None:
@@ -80,7 +104,8 @@ class SoftmaxAttention(AttentionMixer):
             # Continuous batching reads this very dictionary, and hands it on to its paged kernels.
             key_BKSC, value_BKSC = cache.update(key_BKSC, value_BKSC, self.layer_idx, kwargs=kwargs)
         states = (query_BHTC, *self.expand_key_value(key_BKSC, value_BKSC))
-        return self.run_kernel(layout, states, position_bias, **kwargs)
+        gate_BTX = None if self.gate_proj is None else self.gate_proj(hidden_states)
+        return self.run_kernel(layout, states, position_bias, gate_BTX, **kwargs)
 
     def expand_key_value(self, key_BKSC: torch.Tensor, value_BKSC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values for the kernel from what the cache keeps, which here is the same."""
@@ -169,11 +194,12 @@ class SoftmaxAttention(AttentionMixer):
 
     @classmethod
     def projection_numbers(cls, config: FratrieConfig, keys_per_query: float = 1.0) -> float:
-        """Inputs, queries, keys, values and mixed values per query, normed ones besides."""
+        """Inputs, queries, keys, values and mixed values per query, normed and gated ones, gates."""
         assert config.num_key_value_heads is not None and config.head_dim is not None
         query, key = (heads * config.head_dim for heads in (config.num_attention_heads, config.num_key_value_heads))
         normed = query + keys_per_query * key if config.query_key_norm else 0
-        return config.hidden_size + 2 * query + 2 * keys_per_query * key + normed
+        gated = 2 * query if cls.has_gate(config) else 0
+        return config.hidden_size + 2 * query + 2 * keys_per_query * key + normed + gated
 
     @classmethod
     def numbers_in_blocks(cls, config: FratrieConfig, window: Window) -> float:
@@ -195,6 +221,7 @@ class SoftmaxAttention(AttentionMixer):
 class CrossAttention(SoftmaxAttention):
     """Softmax attention of the decoder's tokens to the states of an encoder."""
 
+    own_fields = ()
     joint_maps = ()
 
     def __init__(self, config: FratrieConfig, layer_idx: int) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import fields
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .mixer import Mixer
 
 PositionType = Literal["learned", "axial", "sinusoidal", "rotary", "relative", "alibi", "none"]
-NormType = Literal["layer_norm", "rms_norm"]
+NormType = Literal["layer_norm", "rms_norm", "rms_norm_plus_one"]
 Pooling = Literal["first", "mean", "last"]
 LinformerSharing = Literal["none", "headwise", "key_value", "layerwise"]
 SinusoidLayout = Literal["interleaved", "halves"]
@@ -46,8 +46,8 @@ def norm_slots(position: Literal["pre", "post", "sandwich"], norm: NormType = "l
     """
     if position not in ("pre", "post", "sandwich"):
         raise ValueError(f"Unknown norm position {position!r}: use 'pre', 'post' or 'sandwich'.")
-    if norm not in ("layer_norm", "rms_norm"):
-        raise ValueError(f"Unknown norm {norm!r}: use 'layer_norm' or 'rms_norm'.")
+    if norm not in get_args(NormType):
+        raise ValueError(f"Unknown norm {norm!r}: use {', '.join(map(repr, get_args(NormType)))}.")
     before = None if position == "post" else norm
     after = None if position == "pre" else norm
     return {
@@ -83,6 +83,8 @@ class FratrieConfig(FratrieBaseConfig):
             key and value (of recurrent mixers, all), of the attention output, of LayerNorm.
         attention_scale: factor of the attention scores, above 0; `head_dim ** -0.5` by default.
         query_key_norm: norm of each query and key head (Henry et al. 2020).
+        attention_output_gate: of softmax attention, multiply the mixed values by the sigmoid of a map of the layer's
+            input, number by number, before they are projected (Qiu et al. 2025); cross-attention has none.
         kv_lora_rank: let the full-attention layers keep keys and values as a latent vector of this size per
             token (multi-head latent attention, DeepSeek-AI 2024). A query or key head then has `head_dim` numbers that
             rotary positions turn and `qk_nope_head_dim` that they do not.
@@ -158,7 +160,8 @@ class FratrieConfig(FratrieBaseConfig):
             training, which also lets texts of up to 5 + 2 `bigbird_random_blocks` blocks see all of themselves.
         bigbird_seed: what they are drawn from; 0 by default.
         mixer_input_norm, mixer_output_norm, feed_forward_input_norm, feed_forward_output_norm: `"layer_norm"`,
-            `"rms_norm"` or `None` in the four slots of a block. `norm_slots` fills them for the usual layouts.
+            `"rms_norm"`, `"rms_norm_plus_one"` (RMSNorm times 1 + w, as Gemma and Qwen3-Next have it) or `None` in the
+            four slots of a block. `norm_slots` fills them for the usual layouts.
         first_input_norm: whether the first block, too, has the norm before its mixer; ModernBERT leaves it out, its
             embeddings being normed already (Warner et al. 2024).
         norm_after_residual: the output norms act on the sum of residual and branch (post-norm) instead of on the
@@ -173,7 +176,10 @@ class FratrieConfig(FratrieBaseConfig):
         num_experts, num_experts_per_tok: number E of experts, and how many each token is sent to.
         moe_intermediate_size: width of an expert; `intermediate_size` by default.
         num_shared_experts: experts that every token passes besides the chosen ones (Dai et al. 2024).
+        shared_expert_intermediate_size: width of each of them; that of the other experts by default.
+        shared_experts_gate: multiply what they give by the sigmoid of a number made of the token (Qwen2-MoE).
         norm_topk_prob: let the weights of the chosen experts sum to one.
+        router_norm_eps: what is added to their sum before they are divided by it.
         router_scoring: how logits of the router become weights: `"softmax"` over the experts, or `"sigmoid"` of each.
         router_selection_bias: add a bias an expert to what experts are chosen by, not to their weights; no gradient
             reaches it (Wang et al. 2024).
@@ -231,6 +237,7 @@ class FratrieConfig(FratrieBaseConfig):
     norm_bias: bool = True
     attention_scale: float | int | None = None
     query_key_norm: NormType | None = None
+    attention_output_gate: bool | None = None
     kv_lora_rank: int | None = None
     q_lora_rank: int | None = None
     qk_nope_head_dim: int | None = None
@@ -299,7 +306,10 @@ class FratrieConfig(FratrieBaseConfig):
     num_experts_per_tok: int = 2
     moe_intermediate_size: int | None = None
     num_shared_experts: int = 0
+    shared_expert_intermediate_size: int | None = None
+    shared_experts_gate: bool = False
     norm_topk_prob: bool = True
+    router_norm_eps: float | int = 1e-20
     router_scoring: RouterScoring = "softmax"
     router_selection_bias: bool = False
     router_num_groups: int = 1
@@ -508,6 +518,12 @@ class FratrieConfig(FratrieBaseConfig):
     def base_model_fsdp_plan(self) -> Plan:  # type: ignore[override]
         """See `plans.sharded_data_parallel_plan`."""
         return sharded_data_parallel_plan(self)
+
+    @property
+    def shared_experts_width(self) -> int:
+        """Width of all shared experts together; 0 without them."""
+        width = self.shared_expert_intermediate_size or self.moe_intermediate_size or self.intermediate_size
+        return self.num_shared_experts * width
 
     @property
     def qk_rope_head_dim(self) -> int | None:

@@ -30,7 +30,7 @@ class Router(nn.Module):
         super().__init__()
         self.num_experts = config.num_experts
         self.top_k = config.num_experts_per_tok
-        self.norm_topk_prob = config.norm_topk_prob
+        self.norm_topk_prob, self.norm_eps = config.norm_topk_prob, config.router_norm_eps
         self.scoring = config.router_scoring
         self.num_groups = config.router_num_groups
         self.groups_per_tok = config.router_groups_per_tok
@@ -62,7 +62,7 @@ class Router(nn.Module):
         index_NP = self.choose(scores_NE)
         weights_NP = scores_NE.gather(-1, index_NP)
         if self.norm_topk_prob:
-            weights_NP = weights_NP / weights_NP.sum(dim=-1, keepdim=True).clamp_min(1e-20)
+            weights_NP = weights_NP / (weights_NP.sum(dim=-1, keepdim=True) + self.norm_eps)
         weights_NP = weights_NP * self.scaling_factor
         return logits_NE, weights_NP if self.has_fine_weights else weights_NP.to(logits_NE.dtype), index_NP
 
@@ -198,8 +198,9 @@ class MixtureOfExperts(nn.Module):
         self.config = config
         self.router = Router(config)
         self.experts = (GatedExperts if config.gated_feed_forward else PlainExperts)(config)
-        width = (config.moe_intermediate_size or config.intermediate_size) * config.num_shared_experts
+        width = config.shared_experts_width
         self.shared_experts = FeedForward(config, width) if width else None
+        self.shared_experts_gate = nn.Linear(config.hidden_size, 1, bias=False) if config.shared_experts_gate else None
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Map `(…, D)` to `(…, D)`."""
@@ -207,7 +208,10 @@ class MixtureOfExperts(nn.Module):
         _, weights_NP, index_NP = self.router(tokens_ND)
         outputs_ND = self._run_experts(tokens_ND, index_NP, weights_NP)
         if self.shared_experts is not None:
-            outputs_ND = outputs_ND + self.shared_experts(tokens_ND)
+            shared_ND = self.shared_experts(tokens_ND)
+            if self.shared_experts_gate is not None:
+                shared_ND = self.shared_experts_gate(tokens_ND).sigmoid() * shared_ND
+            outputs_ND = outputs_ND + shared_ND
         return outputs_ND.view_as(hidden_states)
 
     def _run_experts(self, tokens_ND: torch.Tensor, index_NP: torch.Tensor, weights_NP: torch.Tensor) -> torch.Tensor:

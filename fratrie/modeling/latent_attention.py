@@ -25,6 +25,7 @@ class LatentAttention(SoftmaxAttention):
     enabled_by = "kv_lora_rank"
     fits_paged_cache = False
     joint_maps = (("q_proj", "kv_down_proj"), ("q_down_proj", "kv_down_proj"))
+    gate_proj = None
 
     @classmethod
     def fill_defaults(cls, config: FratrieConfig) -> None:

@@ -34,6 +34,7 @@ class LongformerAttention(SoftmaxAttention):
     """
 
     layer_types: ClassVar[tuple[str, ...]] = ("full_attention",)
+    own_fields = ()
     mask_form: ClassVar[MaskForm] = "globals"
     takes_position_bias = False
     takes_global_tokens = True

@@ -239,9 +239,17 @@ class AttentionMixer(Mixer):
         layout: Layout,
         states: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
         position_bias: torch.Tensor | None,
+        gate_BTX: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Run `attend` on the documents of a layout; `states` are query, key and value `(B, heads, T, C)`.
+        """Run `attend` on the documents of a layout.
+
+        Args:
+            layout: of the documents.
+            states: query, key and value `(B, heads, T, C)`.
+            position_bias: `(1, H, T, S)` to add to the scores.
+            gate_BTX: `(B, T, H·C)`, whose sigmoid the mixed values are multiplied by before their projection.
+            **kwargs: for `attend`.
 
         Returns:
             The mixed values, their heads joined and projected, `(B, T, D)`; and the weights, if the kernel gives them.
@@ -249,7 +257,8 @@ class AttentionMixer(Mixer):
         kernel = partial(self.attend, **kwargs)
         mask_kind = (self.mask_form, self.layer_type)
         mixed_BTHC, weights_BHTS = layout.run(kernel, states, mask_kind, position_bias, token_dim=2)
-        return self.o_proj(mixed_BTHC.flatten(-2)), weights_BHTS
+        joined_BTX = mixed_BTHC.flatten(-2)
+        return self.o_proj(joined_BTX if gate_BTX is None else joined_BTX * gate_BTX.sigmoid()), weights_BHTS
 
     def attend(
         self,

@@ -230,10 +230,12 @@ def _check_feed_forward(config: "FratrieConfig") -> None:
         require(kind in ("dense", "sparse"), f"mlp_layer_types[{index}]={kind!r} is unknown: use dense, sparse.")
     for name in ("num_experts", "num_shared_experts"):
         require(getattr(config, name) >= 0, f"{name}={getattr(config, name)} must not be negative.")
-    require(
-        config.moe_intermediate_size is None or config.moe_intermediate_size > 0,
-        f"moe_intermediate_size={config.moe_intermediate_size} must be at least 1.",
-    )
+    for name in ("moe_intermediate_size", "shared_expert_intermediate_size"):
+        size = getattr(config, name)
+        require(size is None or size > 0, f"{name}={size} must be at least 1.")
+    for name in ("shared_expert_intermediate_size", "shared_experts_gate"):
+        value = getattr(config, name)
+        require(not value or config.num_shared_experts > 0, f"{name}={value} has no use without num_shared_experts.")
     sparse = "sparse" in (config.mlp_layer_types or [])
     require(
         set(config.float32_parts or ()) <= _FLOAT32_PARTS,
@@ -275,9 +277,8 @@ def _check_router(config: "FratrieConfig") -> None:
         f"num_experts_per_tok={config.num_experts_per_tok} experts cannot be found in router_groups_per_tok="
         f"{chosen} groups of {config.num_experts // groups}: allow more groups.",
     )
-    require(
-        config.routed_scaling_factor > 0, f"routed_scaling_factor={config.routed_scaling_factor} must be positive."
-    )
+    for name in ("routed_scaling_factor", "router_norm_eps"):
+        require(getattr(config, name) > 0, f"{name}={getattr(config, name)} must be positive.")
 
 
 def _check_head(config: "FratrieConfig") -> None:

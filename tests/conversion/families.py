@@ -1,5 +1,6 @@
 """Tiny Hugging Face models of every family, over a spread of their configurations, and ours made from them."""
 
+import copy
 import inspect
 from dataclasses import dataclass, field
 
@@ -47,6 +48,12 @@ DEEPSEEK = {
     "first_k_dense_replace": 1,
 }
 LFM2 = {**DECODER, "full_attn_idxs": [1], "block_multiple_of": 8}
+LFM2_MOE = {
+    **DECODER,
+    **EXPERTS,
+    "layer_types": ["conv", "full_attention", "conv"],
+    "num_dense_layers": 1,
+}
 BAMBA = {
     **DECODER,
     "attn_layer_indices": [1],
@@ -54,6 +61,18 @@ BAMBA = {
     "mamba_n_groups": 2,
     "mamba_d_state": 6,
     "mamba_chunk_size": 4,
+}
+QWEN3_NEXT = {
+    **DECODER,
+    **EXPERTS,
+    "head_dim": 8,
+    "shared_expert_intermediate_size": 10,
+    "full_attention_interval": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 4,
+    "linear_value_head_dim": 3,
+    "linear_conv_kernel_dim": 3,
 }
 SEQ2SEQ = {
     "vocab_size": 31,
@@ -181,11 +200,25 @@ SPREAD = {
         | {"conv_L_cache": 1, "block_multiple_of": 10},
         {**LFM2, "full_attn_idxs": None, "rope_parameters": ROPES["yarn"]},
     ],
+    "lfm2_moe": [
+        LFM2_MOE,
+        {**LFM2_MOE, "conv_bias": True, "num_dense_layers": 0, "use_expert_bias": False, "norm_topk_prob": False}
+        | {"routed_scaling_factor": 2.5, "tie_word_embeddings": False, "norm_eps": 0.1},
+        {**LFM2_MOE, "layer_types": ["full_attention"] * 3, "num_dense_layers": 5, "rope_parameters": ROPES["yarn"]},
+    ],
     "bamba": [
         BAMBA,
         {**BAMBA, "attention_bias": True, "mlp_bias": True, "mamba_proj_bias": True, "mamba_conv_bias": False}
         | {"mamba_expand": 3, "mamba_n_groups": 1, "mamba_d_conv": 2, "tie_word_embeddings": True}
         | {"attn_layer_indices": [0, 2], "rms_norm_eps": 0.1, "rope_theta": 300.0},
+    ],
+    "qwen3_next": [
+        QWEN3_NEXT,
+        {**QWEN3_NEXT, "mlp_only_layers": [0], "norm_topk_prob": False, "tie_word_embeddings": True}
+        | {"layer_types": ["full_attention", "linear_attention", "linear_attention"], "rms_norm_eps": 0.1}
+        | {"linear_num_key_heads": 3, "linear_num_value_heads": 3, "partial_rotary_factor": 0.5},
+        {**QWEN3_NEXT, "layer_types": ["full_attention"] * 3, "rope_parameters": dict(ROPES["yarn"])}
+        | {"decoder_sparse_step": 4},
     ],
     "marian": [
         {**SEQ2SEQ},
@@ -281,11 +314,11 @@ def precise(case):
 def their_model(case, dtype=torch.float64, implementation="sdpa", seed=0, **fields):
     """A Hugging Face model with weights far from zero, so that every term shows."""
     torch.manual_seed(seed)
-    fields = {**case.fields, **fields}
+    fields = copy.deepcopy({**case.fields, **fields})  # Qwen3-Next writes into the rotary parameters that it is given
     if "Classification" in case.theirs:
         fields.setdefault("num_labels", 3)
     model_class = case.head.their_class
-    config = case.recipe.their_config(**{name: value for name, value in fields.items()})
+    config = case.recipe.their_config(**fields)
     implementation = implementation if model_class._supports_sdpa else "eager"  # which some alone have
     model = model_class._from_config(config, attn_implementation=implementation).to(dtype).eval()
     if any("expert" in name for name, _ in model.named_modules()):
@@ -299,7 +332,11 @@ def their_model(case, dtype=torch.float64, implementation="sdpa", seed=0, **fiel
 
 
 def _trained_buffers(model):
-    return [(name, buffer) for name, buffer in model.named_buffers() if "logits_bias" in name or "correction" in name]
+    return [
+        (name, buffer)
+        for name, buffer in model.named_buffers()
+        if any(part in name for part in ("logits_bias", "correction", "expert_bias"))
+    ]
 
 
 def our_model(theirs):

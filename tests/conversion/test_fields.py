@@ -68,11 +68,14 @@ OTHER_OF_FAMILY = {
     ("deepseek_v3", "num_key_value_heads"): 2,
     ("lfm2", "layer_types"): ["full_attention", "conv", "conv"],
     ("lfm2", "full_attn_idxs"): [0, 2],
+    ("lfm2_moe", "layer_types"): ["full_attention", "conv", "conv"],
     ("bamba", "attn_layer_indices"): [0, 2],
     ("bamba", "mamba_n_heads"): 8,
     ("bamba", "mamba_n_groups"): 4,
     ("bamba", "mamba_d_head"): "auto",  # nothing else fits to the other sizes
     ("bamba", "time_step_limit"): (0.5, 1.0),
+    ("qwen3_next", "layer_types"): ["full_attention", "linear_attention", "linear_attention"],
+    ("qwen3_next", "linear_num_value_heads"): 4,
     ("big_bird", "attention_type"): "original_full",
 }
 
@@ -125,7 +128,7 @@ FIRST += [case for case in CASES if case.theirs in ("BertModel", "MarianMTModel"
 FIRST = list({case.name: case for case in FIRST}.values())
 # Fields of the body are walked once a recipe; what a head may read besides, with every head.
 # Which alone their configuration refuses: another field names the layers one by one.
-NEVER_ALONE = {("gpt_neo", "num_layers")}
+NEVER_ALONE = {("gpt_neo", "num_layers"), ("lfm2_moe", "num_hidden_layers")}
 READ_BY_HEADS = {"hidden_act", "hidden_activation", "pad_token_id", "tie_word_embeddings", "pooler_act"}
 WALKED_WHOLE = {id(case.recipe): case.name for case in reversed(FIRST)}.values()
 

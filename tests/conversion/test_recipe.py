@@ -29,7 +29,7 @@ from fratrie import (
 )
 from fratrie.conversion import from_hf, to_hf
 from fratrie.conversion.models import RECIPES, find_recipe
-from fratrie.conversion.recipe import Field, Head, Recipe, Weight
+from fratrie.conversion.recipe import Field, Groups, Head, Recipe, Weight
 
 CASE = {case.name: case for case in CASES}
 SIZES = {
@@ -315,6 +315,21 @@ def test_what_a_rule_does_to_a_tensor():
     assert ours["a.bias"].tolist() == [0, 1] and ours["b.bias"].tolist() == [2, 3]
     assert Weight("x", "y", leading=True).read(matrix[None])[0].tolist() == matrix.tolist()
     assert Weight("x", "y", leading=True).write([bias]).shape == (1, 4)
+
+
+def test_rows_that_lie_by_group_come_to_lie_by_part():
+    """Of each of two heads a query, a key of two rows and a gate: two matrices of ours, one of which stacks parts."""
+    line = Weight(
+        "their", ("states", "gate"), groups=lambda theirs: Groups(theirs.num_attention_heads, ((1, 2), (1,)))
+    )
+    recipe, config = rule_recipe((line,)), BertConfig(num_attention_heads=2)
+    rows = torch.arange(8.0)
+    theirs = {"their.weight": rows[:, None] + torch.tensor([0.0, 0.5]), "their.bias": rows}
+    ours = recipe.read_weights(theirs, HEAD, config)
+    assert ours["states.bias"].tolist() == [0, 4, 1, 2, 5, 6] and ours["gate.bias"].tolist() == [3, 7]
+    assert ours["states.weight"][:, 1].tolist() == [0.5, 4.5, 1.5, 2.5, 5.5, 6.5]
+    back = recipe.write_weights(ours, HEAD, config)
+    assert back.keys() == theirs.keys() and all(torch.equal(back[name], theirs[name]) for name in theirs)
 
 
 def test_a_rule_holds_for_its_configurations_alone():

@@ -161,6 +161,38 @@ def test_query_key_norm_acts_on_each_head_before_the_rotation(norm):
     close(mixer.project_query(hidden), normed.transpose(1, 2))
 
 
+@implementations
+@pytest.mark.parametrize("causal", [True, False])
+def test_output_gate_weighs_each_mixed_number_before_the_projection(causal, implementation):
+    gated = build(causal, attention_output_gate=True, num_key_value_heads=2, attn_implementation=implementation)
+    plain = build(causal, num_key_value_heads=2, attn_implementation=implementation)
+    mixer, reference = gated.layers[0].mixer, plain.layers[0].mixer
+    states = mixer.state_dict()
+    gate = [states.pop(f"gate_proj.{kind}") for kind in ("weight", "bias")]
+    reference.load_state_dict(states)
+    mixed = []
+    reference.o_proj.register_forward_pre_hook(lambda _, arguments: mixed.append(arguments[0]))
+    hidden = torch.randn(2, 5, 16).double()
+    layout = rows_of_mixer(mixer, hidden, torch.tensor([[1] * 5, [1, 1, 1, 0, 0]]))
+    reference(hidden, layout)
+    factors = 1 / (1 + (-(hidden @ gate[0].T + gate[1])).exp())
+    close(mixer(hidden, layout)[0], (factors * mixed[0]) @ mixer.o_proj.weight.T + mixer.o_proj.bias)
+
+
+def test_the_gate_is_one_of_softmax_self_attention_alone():
+    model = build(True, attention_output_gate=True, add_cross_attention=True, layer_types=["full_attention"] * 2,
+                  mixer_types=["softmax", "longformer"])  # fmt: skip
+    gates = {name for name, _ in model.named_modules() if name.endswith("gate_proj")}
+    assert gates == {"layers.0.mixer.gate_proj"}
+    assert {name for name in model.tp_plan if "gate_proj" in name} == {"layers.*.mixer.gate_proj"}
+    sizes = [attention.SoftmaxAttention.projection_numbers(config(attention_output_gate=on)) for on in (True, False)]
+    assert sizes[0] - sizes[1] == 2 * 16, "what the backward pass keeps of a token"
+    assert config().attention_output_gate is False and config(kv_lora_rank=4).attention_output_gate is None
+    for fields in ({"kv_lora_rank": 4}, {"mixer_types": ["linear", "longformer"]}):
+        with pytest.raises(ValueError, match=r"attention_output_gate=True has no use without .* is 'softmax'"):
+            config(attention_output_gate=True, **fields)
+
+
 @pytest.mark.parametrize("head_dim, heads, groups", [(6, 3, 1), (8, 4, 2), (2, 4, 4)])
 def test_head_size_is_free(head_dim, heads, groups):
     model = build(True, head_dim=head_dim, num_attention_heads=heads, num_key_value_heads=groups)

@@ -176,6 +176,7 @@ class Case:
 
 ROTARY = {"position_type": "rotary"}
 SPARSE = {"num_experts": 4}
+SHARES = {"num_experts": 4, "num_shared_experts": 1}
 LATENT = {"kv_lora_rank": 8}
 PERFORMER = {"mixer_types": ["performer"] * 2}
 SHORT = {"layer_types": ["conv", "full_attention"]}
@@ -205,6 +206,7 @@ SHARED = {
     "norm_bias": Case(False, weights),
     "attention_scale": Case(2.0, output),
     "query_key_norm": Case("rms_norm", weights),
+    "attention_output_gate": Case(True, weights),
     "kv_lora_rank": Case(6, weights),
     "q_lora_rank": Case(6, weights, LATENT),
     "qk_nope_head_dim": Case(6, weights, LATENT),
@@ -254,7 +256,10 @@ SHARED = {
     "num_experts_per_tok": Case(1, output, SPARSE),
     "moe_intermediate_size": Case(8, weights, SPARSE),
     "num_shared_experts": Case(1, weights, SPARSE),
+    "shared_expert_intermediate_size": Case(8, weights, SHARES),
+    "shared_experts_gate": Case(True, weights, SHARES),
     "norm_topk_prob": Case(False, output, SPARSE),
+    "router_norm_eps": Case(0.5, output, SPARSE),
     "router_scoring": Case("sigmoid", output, SPARSE),
     "router_selection_bias": Case(True, state, SPARSE),
     "router_num_groups": Case(4, output, {"num_experts": 8}),
@@ -587,10 +592,14 @@ CONTRADICTIONS = [
         ({"num_experts": 4, "routed_scaling_factor": factor}, rf"routed_scaling_factor={factor} must be positive")
         for factor in (0.0, -1.0)
     ),
+    ({"num_experts": 4, "router_norm_eps": 0.0}, r"router_norm_eps=0.0 must be positive"),
     ({"num_experts": -2}, r"num_experts=-2"),
     ({"num_experts": 4, "num_shared_experts": -1}, r"num_shared_experts=-1"),
     ({"num_experts": 4, "moe_intermediate_size": -1}, r"moe_intermediate_size=-1"),
     ({"num_shared_experts": 1}, r"num_shared_experts=1 has no use without a 'sparse' layer"),
+    ({**SHARES, "shared_expert_intermediate_size": 0}, r"shared_expert_intermediate_size=0 must be at least 1"),
+    ({"num_experts": 4, "shared_expert_intermediate_size": 8}, r"size=8 has no use without num_shared_experts"),
+    ({"num_experts": 4, "shared_experts_gate": True}, r"gate=True has no use without num_shared_experts"),
     ({"classifier_hidden_sizes": [8, 0]}, r"classifier_hidden_sizes=\[8, 0\]"),
     ({"initializer_range": -1.0}, r"initializer_range=-1.0"),
     ({"pos_weight": [1.0, 2.0]}, r"pos_weight has 2 values for 3 labels: give one per label"),

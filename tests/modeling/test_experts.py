@@ -63,8 +63,10 @@ def naive(layer, config, tokens):
     for token in tokens:
         probabilities = (layer.router.weight @ token).softmax(0)
         chosen = sorted(range(config.num_experts), key=lambda e: -probabilities[e])[: config.num_experts_per_tok]
-        scale = sum(probabilities[e] for e in chosen) if config.norm_topk_prob else 1.0
+        scale = sum(probabilities[e] for e in chosen) + config.router_norm_eps if config.norm_topk_prob else 1.0
         output = layer.shared_experts(token[None])[0] if layer.shared_experts is not None else 0.0
+        if config.shared_experts_gate:
+            output = output / (1 + (-(layer.shared_experts_gate.weight[0] @ token)).exp())
         for expert in chosen:
             if config.gated_feed_forward:
                 gate, up = (layer.experts.gate_up_proj[expert] @ token).chunk(2)
@@ -82,7 +84,13 @@ LAYOUTS = {
     "top one": {"num_experts_per_tok": 1},
     "all": {"num_experts_per_tok": EXPERTS},
     "unnormed": {"norm_topk_prob": False},
+    "normed to less than one": {"router_norm_eps": 0.5},
     "shared": {"num_shared_experts": 2, "moe_intermediate_size": 8},
+    "shared behind a gate": {
+        "num_shared_experts": 2,
+        "shared_expert_intermediate_size": 5,
+        "shared_experts_gate": True,
+    },
     "gated shared": {"num_shared_experts": 1, "gated_feed_forward": True, "norm_topk_prob": False},
 }
 layouts = pytest.mark.parametrize("layout", LAYOUTS)

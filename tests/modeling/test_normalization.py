@@ -3,7 +3,9 @@
 import pytest
 import torch
 from torch import nn
+from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNorm
 
+from fratrie import FratrieDecoderConfig, FratrieDecoderModel, norm_slots
 from fratrie.modeling.normalization import build_norm
 
 
@@ -50,6 +52,30 @@ def test_rms_norm_of_other_dtypes_than_its_weights():
     assert torch.equal(norm(x.half()), nn.functional.rms_norm(x.half(), (64,), eps=1e-6) * norm.weight)
     norm.half()
     assert torch.equal(norm(x), nn.functional.rms_norm(x, (64,), eps=1e-6).half() * norm.weight)
+
+
+def test_rms_norm_plus_one_is_a_plain_norm_until_it_is_trained():
+    norm, x = build_norm("rms_norm_plus_one", 8, 0.1).double(), states()
+    expected = x / (x.square().mean(-1, keepdim=True) + 0.1).sqrt()
+    torch.testing.assert_close(norm(x), expected)
+    norm.weight.data.normal_()
+    torch.testing.assert_close(norm(x), expected * (1 + norm.weight))
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    with torch.device("meta"):
+        model = FratrieDecoderModel(FratrieDecoderConfig(**sizes, **norm_slots("pre", "rms_norm_plus_one")))
+    model.to_empty(device="cpu").init_weights()
+    assert not model.norm.weight.any() and not model.layers[0].mixer_input_norm.weight.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_rms_norm_plus_one_rounds_as_that_of_qwen3_next(dtype):
+    """To the bit: once, behind the weights; a residual stream in float32 comes back to weights in half precision."""
+    norm, theirs = build_norm("rms_norm_plus_one", 64, 1e-6).to(dtype), Qwen3NextRMSNorm(64).to(dtype)
+    theirs.weight.data = norm.weight.data.normal_(0, 0.3)
+    x = torch.randn(50, 64)
+    assert norm(x.to(dtype)).dtype == dtype and torch.equal(norm(x.to(dtype)), theirs(x.to(dtype)))
+    assert torch.equal(norm(x), theirs(x).to(dtype))
 
 
 def test_no_norm_is_the_identity_without_weights():
