@@ -107,16 +107,28 @@ def build_mask(
             return _global_mask(config, layer_type, states, given, cache, window, position_ids)
         return window or _score_mask(config, layer_type, states, given, cache, position_ids)
     if given.by_layer_type is not None:
-        return _of_layer_type(given.by_layer_type, layer_type)
-    if given.ready is not None:
-        raise ValueError(
-            f"Layers of the type {layer_type!r} have no scores to mask: give the padding as attention_mask (batch, "
-            f"length), not {tuple(given.ready.shape)}."
-        )
+        mask = _of_layer_type(given.by_layer_type, layer_type)
+        # With a static cache `generate` makes masks of the scores beforehand; their last query sees all that is real.
+        made_by_generate = cache is not None and (layer_type, config.is_causal_stack) in _SCORE_MASKS
+        _require_padding(config, form, mask, (2, 4) if made_by_generate else (2,))
+        return mask
+    _require_padding(config, form, given.ready)
     # Hugging Face's own function takes a single token for real, which lets padding into the state of linear attention.
     if given.padding is None or form == "history":
         return given.padding
     return given.padding[:, -states.shape[1] :]
+
+
+def _require_padding(config: FratrieConfig, form: MaskForm, mask: Any, dimensions: tuple[int, ...] = (2,)) -> None:
+    if mask is None or (isinstance(mask, torch.Tensor) and mask.ndim in dimensions):
+        return
+    layers = zip(config.mixer_types or [], config.mixers, strict=True)
+    name = next(name for name, mixer in layers if mixer.mask_form == form)
+    shown = tuple(mask.shape) if isinstance(mask, torch.Tensor) else type(mask).__name__
+    raise ValueError(
+        f"Mixers such as {name!r} take no mask of single scores: give the padding as attention_mask (batch, length), "
+        f"not {shown}."
+    )
 
 
 def real_tokens_first(mask_BT: torch.Tensor) -> torch.Tensor:

@@ -132,7 +132,12 @@ def _check_model(model: nn.Module) -> None:
     if isinstance(model, SequenceClassifier) or getattr(config, "patch_size", None):
         raise ValueError(f"A {type(model).__name__} reads whole rows at its head: leave out context_parallel_size.")
     # A kernel of its own would take the tokens of one process for the whole row.
-    if any(getattr(mixer, "attend", None) is not SoftmaxAttention.attend for mixer in config.mixers):
+    if any(
+        getattr(mixer, "attend", None) is not SoftmaxAttention.attend
+        or mixer.adds_to_scores
+        or mixer.mask_form != "scores"
+        for mixer in config.mixers
+    ):
         raise ValueError(
             f"context_parallel_size is for softmax attention, not for mixer_types={config.mixer_types}: leave it out."
         )
