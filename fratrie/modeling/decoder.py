@@ -173,7 +173,7 @@ class FratrieDecoderForCausalLM(HeadModel, GenerationMixin):
         """Start continuous batching (see Hugging Face's method).
 
         Raises:
-            ValueError: for what paged caches have no room for: position biases and the states of linear attention.
+            ValueError: for what paged caches have no room for: position biases, and what other mixers keep.
         """
         config = self.config
         biased = config.position_type in ("relative", "alibi")
@@ -273,7 +273,7 @@ class FratrieDecoderForCausalLM(HeadModel, GenerationMixin):
 def _refuse_unknown_past(all_tokens: torch.Tensor | None, length: int) -> None:
     if all_tokens is None or all_tokens.shape[1] == length:
         raise ValueError(
-            "The states of linear attention do not know how many tokens they have seen: to go on from a cache, give "
+            "States of a constant size do not know how many tokens they have seen: to go on from a cache, give "
             "the new tokens as input_ids, and the attention_mask of all tokens."
         )
 

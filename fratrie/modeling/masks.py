@@ -110,15 +110,23 @@ def build_mask(
         # Of a cache that counts on the device, Hugging Face tells layers that keep tokens by masks of the scores.
         of_scores = cache is not None and layer_type in ("full_attention", "sliding_attention")
         return _of_layer_type(given.by_layer_type, layer_type, (2, 4) if of_scores else (2,))
-    if given.ready is not None:
-        raise ValueError(
-            f"Layers of the type {layer_type!r} have no scores to mask: give the padding as attention_mask (batch, "
-            f"length), not {tuple(given.ready.shape)}."
-        )
+    _require_no_scores(config, form, given.ready)
     # Hugging Face's own function takes a single token for real, which lets padding into the state of linear attention.
     if given.padding is None or form == "history":
         return given.padding
     return given.padding[:, -states.shape[1] :]
+
+
+def _require_no_scores(config: FratrieConfig, form: MaskForm, mask: Any) -> None:
+    if mask is None:
+        return
+    layers = zip(config.mixer_types or [], config.mixers, strict=True)
+    name = next(name for name, mixer in layers if mixer.mask_form == form)
+    shown = tuple(mask.shape) if isinstance(mask, torch.Tensor) else type(mask).__name__
+    raise ValueError(
+        f"Mixers such as {name!r} take no mask of single scores: give the padding as attention_mask (batch, length), "
+        f"not {shown}."
+    )
 
 
 def real_tokens_first(mask_BT: torch.Tensor) -> torch.Tensor:

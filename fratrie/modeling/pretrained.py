@@ -160,7 +160,20 @@ class FratriePreTrainedModel(PreTrainedModel):
                     f"mixer_types={config.mixer_types} add to the attention scores, which flash attention cannot: use "
                     "attn_implementation='sdpa'."
                 )
+        self._require_no_global_tokens("flash attention")
         return super()._flash_attn_can_dispatch(*args, **kwargs)
+
+    def _flex_attn_can_dispatch(self, *args: Any, **kwargs: Any) -> bool:
+        self._require_no_global_tokens("flex attention")
+        return super()._flex_attn_can_dispatch(*args, **kwargs)
+
+    def _require_no_global_tokens(self, implementation: str) -> None:
+        for config in self.stack_configs():
+            if any(mixer.mask_form == "globals" for mixer in config.mixers):
+                raise ValueError(
+                    f"mixer_types={config.mixer_types} need a mask of single scores, which {implementation} does not "
+                    "take: use attn_implementation='sdpa'."
+                )
 
     def _grouped_mm_can_dispatch(self) -> bool:
         sparse = [config for config in self.stack_configs() if config.num_experts]

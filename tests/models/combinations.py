@@ -178,6 +178,18 @@ COMBINATIONS = (
                  "layer_types": [FULL, LINEAR]}),
     Combination("recurrent", "an LSTM, then attention by random features; no positions",
                 {"mixer_types": ["lstm", "performer"], "position_type": "none", "linear_chunk_size": 4}),
+    Combination("hybrid", "short convolution, state space, gated delta rule, then softmax attention; rotary",
+                {"num_hidden_layers": 4, "mixer_types": ["short_conv", "ssd", "gated_delta", "softmax"],
+                 "linear_chunk_size": 4, "mamba_d_state": 5, "position_type": "rotary"}, (DECODER,)),
+    Combination("windows", "windows with global tokens, with random blocks, and of learned widths; learned positions",
+                {"num_hidden_layers": 3, "mixer_types": ["longformer", "bigbird", "adaptive_span"],
+                 "sliding_window": 4, "bigbird_block_size": 2, "bigbird_random_blocks": 1, "adaptive_span_limit": 12,
+                 "adaptive_span_ramp": 4, "position_type": "learned"}),
+    Combination("compressed_to_states", "an encoder that compresses and hashes, a decoder that retains and forgets",
+                {"encoder": {"mixer_types": ["linformer", "reformer"], "linformer_rank": 6,
+                             "reformer_num_buckets": 4, "reformer_window": 3, "position_type": "learned"},
+                 "decoder": {"mixer_types": ["retention", "kimi_delta"], "linear_chunk_size": 4,
+                             "position_type": "rotary"}}, (SEQ2SEQ,)),
     Combination("dropouts", "every dropout",
                 {"embedding_dropout": 0.1, "hidden_dropout": 0.1, "attention_dropout": 0.1,
                  "activation_dropout": 0.1}),
@@ -375,6 +387,15 @@ def training_inputs(sibling: str) -> dict[str, torch.Tensor]:
     return inputs | {"labels": labels}
 
 
+def with_global_tokens(model: PreTrainedModel, inputs: dict[str, Any]) -> dict[str, Any]:
+    """The inputs, with every first token named as global where the model has mixers that ask."""
+    if not any(mixer.takes_global_tokens for mixer in stack_configs(model.config)[0].mixers):
+        return inputs
+    tokens = torch.zeros_like(inputs["input_ids"])
+    tokens[:, 0] = 1
+    return inputs | {"global_attention_mask": tokens}
+
+
 def output_mask(sibling: str, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     """Which positions of a model's output belong to real tokens; of images, all."""
     if sibling == IMAGE:
@@ -390,6 +411,11 @@ def layer_types(config: PreTrainedConfig) -> list[str]:
 def gives_weights(config: PreTrainedConfig) -> list[bool]:
     """Whether each layer of a stack is a softmax attention, of which kernels and weights can be asked for."""
     return [issubclass(mixer, SoftmaxAttention) for mixer in config.mixers]
+
+
+def keeps_tokens(config: PreTrainedConfig) -> list[bool]:
+    """Whether the cache of each layer of a stack holds every token, or else a state of constant size."""
+    return [mixer.keeps_tokens for mixer in config.mixers]
 
 
 def stack_configs(config: PreTrainedConfig) -> list[PreTrainedConfig]:

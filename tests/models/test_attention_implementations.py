@@ -36,8 +36,14 @@ def has_bias(case: Case) -> bool:
     return any(config.position_type in BIASES for config in stack_configs(case.config()))
 
 
-WITHOUT_BIAS = [case for case in cases() if not has_bias(case)]
-WITH_BIAS = [case for case in cases() if has_bias(case)]
+def needs_scores(case: Case) -> bool:
+    """Whether some mixer adds to its single scores, or masks them in a way of its own."""
+    mixers = [mixer for config in stack_configs(case.config()) for mixer in config.mixers]
+    return any(mixer.adds_to_scores or mixer.mask_form == "globals" for mixer in mixers)
+
+
+WITHOUT_BIAS = [case for case in cases() if not has_bias(case) and not needs_scores(case)]
+WITH_BIAS = [case for case in cases() if has_bias(case) or needs_scores(case)]
 
 
 def window(module: torch.nn.Module, sliding_window: int | None, queries: int, keys: int) -> torch.Tensor:
@@ -247,7 +253,10 @@ def test_attention_dropout_reaches_the_kernel_in_training_only(flash: FlashStand
 
 @pytest.mark.parametrize("case", WITH_BIAS, ids=str)
 def test_flash_attention_with_a_position_bias_is_refused_by_name(case: Case, tmp_path):
-    pattern = r"position_type='(relative|alibi)' adds a bias .* flash attention cannot: use attn_implementation='sdpa'"
+    pattern = (
+        r"(position_type='(relative|alibi)' adds a bias|mixer_types=\[.* add to the attention scores).*"
+        r" flash attention cannot: use attn_implementation='sdpa'"
+    )
     with pytest.raises(ValueError, match=pattern):
         case.build(attn_implementation="flash_attention_2")
     model = case.build()
@@ -256,6 +265,13 @@ def test_flash_attention_with_a_position_bias_is_refused_by_name(case: Case, tmp
     model.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=pattern):
         type(model).from_pretrained(tmp_path, attn_implementation="flash_attention_2")
+
+
+@pytest.mark.parametrize("implementation", ["flash_attention_2", "flex_attention"])
+def test_what_takes_no_single_scores_is_refused_with_global_tokens(implementation: str):
+    model = case_of(ENCODER).build(mixer_types=["softmax", "longformer"])
+    with pytest.raises(ValueError, match=r"'longformer'\] need a mask of single scores, which (flash|flex) attention"):
+        model.set_attn_implementation(implementation)
 
 
 @pytest.mark.parametrize("sibling", SIBLINGS)

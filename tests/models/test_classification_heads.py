@@ -2,7 +2,18 @@
 
 import pytest
 import torch
-from combinations import DECODER, ENCODER, Case, case_of, cases, documents, pad, padded_inputs, training_inputs
+from combinations import (
+    DECODER,
+    ENCODER,
+    Case,
+    case_of,
+    cases,
+    documents,
+    pad,
+    padded_inputs,
+    training_inputs,
+    with_global_tokens,
+)
 
 HEAD = "sequence_classification"
 sibling = pytest.mark.parametrize("sibling", [ENCODER, DECODER])
@@ -21,12 +32,13 @@ def test_every_combination_classifies_and_trains_every_parameter(case: Case, hea
     if model.config.to_dict().get("type_vocab_size"):
         inputs["token_type_ids"] = inputs["input_ids"] % 2
     labels = torch.tensor([4, 0, 2]) if head == HEAD else inputs["input_ids"] % 5
-    outputs = model(**inputs, labels=labels)
+    # Classifiers of texts have a global token anyway.
+    outputs = model(**(inputs if head == HEAD else with_global_tokens(model, inputs)), labels=labels)
     assert outputs.logits.shape == ((3, 5) if head == HEAD else (3, 9, 5))
     outputs.loss.backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
-        if not name.endswith("k_proj.bias"):
+        if not name.endswith(("k_proj.bias", "k_global_proj.bias")):
             assert parameter.grad.abs().max() > 0, name
 
 

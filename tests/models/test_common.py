@@ -2,6 +2,7 @@
 
 import copy
 import fnmatch
+import re
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from combinations import (
     spread,
     stack_configs,
     training_inputs,
+    with_global_tokens,
 )
 from transformers.cache_utils import DynamicCache
 
@@ -75,12 +77,12 @@ def test_every_parameter_gets_a_gradient(case: Case):
     inputs = training_inputs(case.sibling)
     if getattr(stack_configs(model.config)[0], "type_vocab_size", 0):
         inputs["token_type_ids"] = (inputs["input_ids"] % 2).long()
-    model(**inputs).loss.backward()
+    model(**with_global_tokens(model, inputs)).loss.backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
-        # What is added to all keys alike leaves a softmax as it is.
-        if not name.endswith("k_proj.bias"):
+        # What is added to all keys alike leaves a softmax as it is; the second of two stacks has no global tokens.
+        if not name.endswith(("k_proj.bias", "k_global_proj.bias")) and not re.match(r".*decoder.*_global_", name):
             assert parameter.grad.abs().max() > 0, name
 
 
@@ -183,22 +185,24 @@ def test_attentions_are_one_a_softmax_layer_and_sum_to_one(case: Case):
 
 
 def check_attentions(config: Any, attentions: Any, queries: torch.Tensor, keys: torch.Tensor, causal: bool):
-    kinds = [kind for kind, gives in zip(config.layer_types, gives_weights(config), strict=True) if gives]
+    layers = zip(config.layer_types, config.mixers, gives_weights(config), strict=True)
+    kinds = [(kind, mixer) for kind, mixer, gives in layers if gives]
     assert len(attentions or ()) == len(kinds)
-    for kind, weights in zip(kinds, attentions or (), strict=True):
+    for (kind, mixer), weights in zip(kinds, attentions or (), strict=True):
         assert weights.shape == (3, config.num_attention_heads, queries.shape[1], keys.shape[1])
         rows = weights.transpose(1, 2)[queries]
         close(rows.sum(-1), torch.ones_like(rows[..., 0]))
         seen = queries[:, :, None] & keys[:, None, :]
         if causal:
             seen = seen & torch.ones_like(seen[0]).tril()
-        if kind == "sliding_attention":
+        if kind == "sliding_attention" or mixer.takes_global_tokens:
             reach = config.sliding_window - (1 if causal else 0)
             places = torch.arange(keys.shape[1])
             seen = seen & ((places[:, None] - places).abs() <= reach)
         forbidden = ~seen[:, None].expand_as(weights) & queries[:, None, :, None]
         assert not weights[forbidden].any()
-        assert (weights[seen[:, None].expand_as(weights)] > 0).all()
+        if not mixer.adds_to_scores:  # else some may be hidden by what it adds
+            assert (weights[seen[:, None].expand_as(weights)] > 0).all()
 
 
 @torch.no_grad()

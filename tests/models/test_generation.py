@@ -17,7 +17,7 @@ from combinations import (
     case_of,
     cases,
     documents,
-    layer_types,
+    keeps_tokens,
     pad,
     spread,
     stack_configs,
@@ -30,7 +30,7 @@ decoder_case = pytest.mark.parametrize("case", cases(DECODER), ids=str)
 seq2seq_case = pytest.mark.parametrize("case", cases(SEQ2SEQ), ids=str)
 generating_case = pytest.mark.parametrize("case", cases(DECODER, SEQ2SEQ), ids=str)
 softmax_decoder_case = pytest.mark.parametrize(
-    "case", [case for case in cases(DECODER) if LINEAR not in layer_types(case.config())], ids=str
+    "case", [case for case in cases(DECODER) if all(keeps_tokens(case.config()))], ids=str
 )
 
 
@@ -76,7 +76,7 @@ def test_dynamic_static_and_no_cache_give_the_same_scores(case: Case):
     model = case.build()
     inputs = prompts((6, 4))
     implementations = [{}, {"cache_implementation": "static"}]
-    if case.sibling == SEQ2SEQ and LINEAR in layer_types(model.config.decoder):
+    if case.sibling == SEQ2SEQ and not all(keeps_tokens(model.config.decoder)):
         del implementations[1]  # the next test
     expected = generate(model, inputs, use_cache=False, output_logits=True, return_dict_in_generate=True)
     assert expected.cache is None
@@ -88,9 +88,9 @@ def test_dynamic_static_and_no_cache_give_the_same_scores(case: Case):
 
 
 @pytest.mark.parametrize(
-    "case", [case for case in cases(SEQ2SEQ) if LINEAR in layer_types(case.config().decoder)], ids=str
+    "case", [case for case in cases(SEQ2SEQ) if not all(keeps_tokens(case.config().decoder))], ids=str
 )
-def test_static_caches_of_an_encoder_decoder_with_linear_layers_give_the_same(case: Case):
+def test_static_caches_of_an_encoder_decoder_with_states_give_the_same(case: Case):
     model = case.build()
     inputs = prompts((6, 4))
     expected = generate(model, inputs, use_cache=False)
@@ -193,7 +193,7 @@ def test_a_returned_cache_is_continued(case: Case):
     expected = generate(model, {"input_ids": ids}, max_new_tokens=NEW)
     first = generate(model, {"input_ids": ids}, max_new_tokens=4, min_new_tokens=4, return_dict_in_generate=True)
     text = {"input_ids": first.sequences}
-    if set(model.config.layer_types) == {LINEAR}:  # its states have no length: only the new tokens are given
+    if not any(keeps_tokens(model.config)):  # its states have no length: only the new tokens are given
         text = {"input_ids": first.sequences[:, -1:], "attention_mask": torch.ones_like(first.sequences)}
     outputs = generate(model, text, cache=first.cache, max_new_tokens=4, min_new_tokens=4)
     assert torch.equal(outputs[:, -4:], expected[:, -4:])
@@ -222,7 +222,7 @@ def test_text_in_pieces_without_a_mask_equals_the_whole_or_asks_for_positions(ca
     (ids,) = documents((10,), seed=4)
     whole = model(ids[None], use_cache=False).logits
     cache = model(ids[None, :6], use_cache=True).cache
-    needs_positions = set(model.config.layer_types) == {LINEAR} and model.config.position_type == "rotary"
+    needs_positions = not any(keeps_tokens(model.config)) and model.config.position_type == "rotary"
     if needs_positions:
         with pytest.raises(ValueError, match="do not know how many tokens they have seen: pass position_ids, or"):
             model(ids[None, 6:], cache=cache)
@@ -268,8 +268,8 @@ def test_prompt_lookup_and_assisted_decoding_equal_greedy_decoding(case: Case):
         assert torch.equal(generate(model, {"input_ids": ids}, assistant_model=assistant, **kwargs), expected)
 
 
-@pytest.mark.parametrize("case", [case for case in cases(DECODER) if LINEAR in layer_types(case.config())], ids=str)
-def test_assisted_decoding_of_linear_attention_is_refused_by_name(case: Case):
+@pytest.mark.parametrize("case", [case for case in cases(DECODER) if not all(keeps_tokens(case.config()))], ids=str)
+def test_assisted_decoding_from_states_is_refused_by_name(case: Case):
     """A recurrent state cannot forget the candidates that were refused."""
     ids = documents((4,), seed=3)[0].repeat(3)[None]
     with pytest.raises(ValueError, match=r"^Assisted decoding requires a cache that can be cropped"):

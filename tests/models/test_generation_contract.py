@@ -9,7 +9,19 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from combinations import DECODER, LINEAR, SEQ2SEQ, SIZES, SLIDING, Case, case_of, cases, documents, stack_configs
+from combinations import (
+    DECODER,
+    SEQ2SEQ,
+    SIZES,
+    SLIDING,
+    Case,
+    case_of,
+    cases,
+    documents,
+    gives_weights,
+    keeps_tokens,
+    stack_configs,
+)
 from greedy import NEW, generate, prompts
 from torch._dynamo.utils import counters
 from transformers import CompileConfig
@@ -80,7 +92,7 @@ def test_all_outputs_have_their_counts_and_shapes(case: Case, mode: str):
     own = case.sibling == SEQ2SEQ
     states = outputs.decoder_hidden_states if own else outputs.hidden_states
     attentions = outputs.decoder_attentions if own else outputs.attentions
-    softmax = [kind for kind in decoder.layer_types if kind != LINEAR]
+    softmax = [kind for kind, gives in zip(decoder.layer_types, gives_weights(decoder), strict=True) if gives]
     heads = decoder.num_attention_heads
     for step in range(NEW):
         new, tokens = (start if step == 0 else 1), start + step
@@ -93,7 +105,7 @@ def test_all_outputs_have_their_counts_and_shapes(case: Case, mode: str):
     if own:
         encoder = stack_configs(model.config)[0]
         assert len(outputs.encoder_hidden_states) == encoder.num_hidden_layers + 1
-        assert len(outputs.encoder_attentions) == sum(kind != LINEAR for kind in encoder.layer_types)
+        assert len(outputs.encoder_attentions) == sum(gives_weights(encoder))
 
 
 @pytest.mark.parametrize("case", cases(DECODER), ids=str)
@@ -105,7 +117,7 @@ def test_a_conversation_goes_on_from_its_cache(case: Case):
     text = {"input_ids": torch.cat([answer.sequences, second], 1)}
     settings = {"output_logits": True, "return_dict_in_generate": True, "max_new_tokens": 3, "min_new_tokens": 3}
     expected = generate(model, text, **settings)
-    if set(model.config.layer_types) == {LINEAR}:
+    if not any(keeps_tokens(model.config)):
         with pytest.raises(ValueError, match="give the new tokens as input_ids, and the attention_mask of all"):
             generate(model, text, cache=answer.cache, **settings)
         text = {"input_ids": second, "attention_mask": torch.ones_like(text["input_ids"])}

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from combinations import DECODER, ENCODER, LINEAR, SEQ2SEQ, Case, case_of, cases, documents, padded_inputs
+from combinations import DECODER, ENCODER, SEQ2SEQ, Case, case_of, cases, documents, padded_inputs
 
 PLAIN = cases(ENCODER, DECODER, names=("default", "llama", "t5", "alibi", "grouped_wide_heads"))
 
@@ -37,12 +37,17 @@ def test_whole_numbers_in_a_whole_mask_are_refused(case: Case):
         case.build()(inputs["input_ids"], attention_mask=mask)
 
 
-@pytest.mark.parametrize("case", cases(ENCODER, DECODER, names=("linear_full",)), ids=str)
-def test_linear_attention_refuses_a_whole_mask(case: Case):
-    assert LINEAR in case.config().layer_types
-    inputs = padded_inputs(case.sibling)
-    with pytest.raises(ValueError, match=r"give the padding as attention_mask \(batch, length\), not \(3, 1, 9, 9\)"):
-        case.build()(inputs["input_ids"], attention_mask=whole_mask(case, inputs["attention_mask"]))
+@pytest.mark.parametrize("case", cases(ENCODER, DECODER, names=("linear_full", "windows", "hybrid")), ids=str)
+def test_mixers_that_mask_no_single_scores_refuse_a_whole_mask(case: Case):
+    model, inputs = case.build(), padded_inputs(case.sibling)
+    name = next(name for name in model.config.mixer_types if name not in ("softmax", "longformer"))
+    whole = whole_mask(case, inputs["attention_mask"])
+    pattern = (
+        rf"Mixers such as '{name}' take no mask of single scores: give the padding as attention_mask \(batch, length"
+    )
+    for mask in (whole, dict.fromkeys(model.config.layer_types, whole)):
+        with pytest.raises(ValueError, match=rf"{pattern}\), not \(3, 1, 9, 9\)"):
+            model(inputs["input_ids"], attention_mask=mask, use_cache=False)
 
 
 @pytest.mark.parametrize("sibling", [ENCODER, DECODER, SEQ2SEQ])

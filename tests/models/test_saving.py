@@ -260,10 +260,10 @@ def test_nothing_is_left_uninitialised_when_weights_are_missing(case: Case, monk
 
 
 def close_scales(actual: torch.Tensor, expected: torch.Tensor, where: tuple[str, str]) -> None:
-    """Equal where constant; else drawn at the same scale."""
+    """Equal where constant; else drawn at the same scale, where there are enough numbers to have one."""
     if expected.std(correction=0) == 0:
         assert torch.equal(actual, expected), where
-    else:
+    elif expected.numel() > 8:
         assert 0.5 < actual.std() / expected.std() < 2, where
 
 

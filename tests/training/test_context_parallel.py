@@ -14,6 +14,7 @@ from fratrie import (
     FratrieEncoderConfig,
     FratrieEncoderForMaskedLM,
 )
+from fratrie.modeling.mixers import MIXERS
 from fratrie.tokenization import train_byte_level_bpe
 from fratrie.training.context_parallel import Context, documents_of, open_context
 
@@ -89,14 +90,21 @@ def decoder(**fields):
     return FratrieDecoderForCausalLM(FratrieDecoderConfig(**SIZES | fields))
 
 
+def encoder(**fields):
+    return FratrieEncoderForMaskedLM(FratrieEncoderConfig(**SIZES | fields))
+
+
 def test_models_that_need_whole_rows_are_refused_by_name():
     for kind in ("relative", "alibi"):
         with pytest.raises(ValueError, match=f"position_type='{kind}' adds a bias .* use rotary positions"):
             open_context(decoder(position_type=kind), 2)
-    for mixer in ("linear", "bigbird", "adaptive_span", "longformer"):
-        message = rf"for softmax attention, not for mixer_types=\['{mixer}'\]: leave it out"
-        with pytest.raises(ValueError, match=message):
-            open_context(decoder(mixer_types=[mixer]), 2)
+    others = {name: mixer for name, mixer in MIXERS.items() if name not in ("softmax", "latent")}
+    for name, mixer in others.items():
+        model = decoder(mixer_types=[name]) if mixer.runs_causal else encoder(mixer_types=[name])
+        with pytest.raises(
+            ValueError, match=rf"for softmax attention, not for mixer_types=\['{name}'\]: leave it out"
+        ):
+            open_context(model, 2)
     classifier = FratrieDecoderForSequenceClassification(FratrieDecoderConfig(**SIZES))
     with pytest.raises(ValueError, match=r"reads whole rows at its head: leave out context_parallel_size"):
         open_context(classifier, 2)
