@@ -22,25 +22,6 @@ from .mixer import MixerLoss
 from .plans import Plan
 
 
-class _Projected(torch.autograd.Function):
-    """Clamp to [0, 1]; beyond an end, only a gradient whose descent leads back comes through.
-
-    A plain clamp would hold a number for ever once a step has carried it over an end, and the identity in its place
-    would let it run away.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x)
-        return x.clamp(0.0, 1.0)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        (x,) = ctx.saved_tensors
-        leads_away = ((x < 0) & (gradient > 0)) | ((x > 1) & (gradient < 0))
-        return gradient.masked_fill(leads_away, 0.0)
-
-
 class Spans(nn.Module):
     """The span of each head, and what it adds to the scores.
 
@@ -59,8 +40,14 @@ class Spans(nn.Module):
         init.zeros_(self.bias)
 
     def shares(self) -> torch.Tensor:
-        """The spans `(H,)` as shares of the longest one, in float32 or better."""
-        return _Projected.apply(self.bias.to(torch.promote_types(self.bias.dtype, torch.float32)))
+        """The spans `(H,)` as shares of the longest one, in float32 or better.
+
+        A step that has carried one over an end is taken back to it before the next pass of a training. (Hidden from
+        autograd, since an earlier pass may have a backward one to come.)
+        """
+        if self.training:
+            self.bias.data.clamp_(0.0, 1.0)
+        return self.bias.to(torch.promote_types(self.bias.dtype, torch.float32)).clamp(0.0, 1.0)
 
     def forward(self, distance_TS: torch.Tensor) -> torch.Tensor:
         """Return log m `(1, H, T, S)` of distances in tokens, -inf beyond the ramp."""

@@ -21,6 +21,7 @@ from .layout import Layout
 from .masks import real_tokens_first
 from .mixer import AttentionMixer
 from .plans import Plan
+from .seeds import layer_generator, require_seed
 
 # Rows up to so many times the tokens that a block sees are computed under a mask: all at once is faster there.
 _DENSE_UP_TO = 1
@@ -42,12 +43,12 @@ class Draws(nn.Module):
         assert config.bigbird_block_size and config.bigbird_random_blocks and config.bigbird_seed is not None
         blocks = math.ceil(config.max_position_embeddings / config.bigbird_block_size)
         self.size = (1, config.num_attention_heads, blocks, config.bigbird_random_blocks)
-        self.seed = config.bigbird_seed * 2**16 + layer_idx
+        self.seed, self.layer_idx = config.bigbird_seed, layer_idx
         self.register_buffer("numbers", self.draw().to(torch.empty(0).device))
 
     def draw(self) -> torch.Tensor:
         """The numbers, in [0, 2^31), whatever the state of torch's own generators."""
-        generator = torch.Generator("cpu").manual_seed(self.seed)
+        generator = layer_generator(self.seed, self.layer_idx)
         return torch.randint(2**_DRAWN_BITS, self.size, generator=generator, device="cpu")
 
     def initialise(self, std: float) -> None:
@@ -94,7 +95,8 @@ class BigBirdAttention(AttentionMixer):
     @classmethod
     def check(cls, config: FratrieConfig, layer_type: str) -> None:
         """Refuse blocks that cannot be (see `Mixer.check`)."""
-        for name, least in (("bigbird_block_size", 1), ("bigbird_random_blocks", 0), ("bigbird_seed", 0)):
+        require_seed("bigbird_seed", config.bigbird_seed)
+        for name, least in (("bigbird_block_size", 1), ("bigbird_random_blocks", 0)):
             if (value := getattr(config, name)) is not None and value < least:
                 raise ValueError(f"{name}={value} must be at least {least}.")
         if config.bigbird_random_plan == "first" and config.is_causal_stack:

@@ -16,13 +16,11 @@ from transformers import initialization as init
 from .configuration import FratrieConfig
 from .linear_attention import LinearAttention, exponentials
 from .plans import Plan
+from .seeds import layer_generator, require_seed
 
 # Exponents of keys end here: e^40 times a million large values still is a float32. By chance none comes so far: for a
 # key of any length the odds are below 1e-18.
 _LARGEST_EXPONENT = 40.0
-
-# Layers that may have features of their own under one seed.
-_LAYERS = 2**16
 
 
 def draw_features(heads: int, features: int, size: int, generator: torch.Generator) -> torch.Tensor:
@@ -43,14 +41,14 @@ class RandomFeatures(nn.Module):
 
     vectors_KCF: torch.Tensor
 
-    def __init__(self, heads: int, features: int, size: int, seed: int) -> None:
+    def __init__(self, shape: tuple[int, int, int], seed: int, layer_idx: int) -> None:
         super().__init__()
-        self.seed = seed
-        self.register_buffer("vectors_KCF", torch.empty(heads, size, features))
+        self.seed, self.layer_idx = seed, layer_idx
+        self.register_buffer("vectors_KCF", torch.empty(shape))
 
     def initialise(self, std: float) -> None:
         """Draw the features of the seed (see `FratriePreTrainedModel`)."""
-        init.copy_(self.vectors_KCF, self.draw(torch.Generator().manual_seed(self.seed)))
+        init.copy_(self.vectors_KCF, self.draw(layer_generator(self.seed, self.layer_idx)))
 
     def draw(self, generator: torch.Generator) -> torch.Tensor:
         """Other features in the shape of these."""
@@ -74,19 +72,16 @@ class Performer(LinearAttention):
     def __init__(self, config: FratrieConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         assert config.num_key_value_heads is not None
-        seed = (config.performer_seed or 0) * _LAYERS + layer_idx
-        self.random_features = RandomFeatures(
-            config.num_key_value_heads, self.features_of_head(config), self.head_dim, seed
-        )
+        shape = config.num_key_value_heads, self.head_dim, self.features_of_head(config)
+        self.random_features = RandomFeatures(shape, config.performer_seed or 0, layer_idx)
 
     @classmethod
     def check(cls, config: FratrieConfig, layer_type: str) -> None:
         """Refuse less than a feature, and seeds out of range."""
-        number, seed = config.performer_num_features, config.performer_seed
+        number = config.performer_num_features
         if number is not None and number < 1:
             raise ValueError(f"performer_num_features={number} must be at least 1.")
-        if seed is not None and not 0 <= seed < 2**32:
-            raise ValueError(f"performer_seed={seed} must lie in [0, 2**32).")
+        require_seed("performer_seed", config.performer_seed)
 
     @classmethod
     def features_of_head(cls, config: FratrieConfig) -> int:

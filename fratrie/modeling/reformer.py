@@ -23,6 +23,7 @@ from .configuration import FratrieConfig
 from .layout import Layout
 from .mixer import AttentionMixer
 from .plans import Plan
+from .seeds import layer_generator, require_seed
 
 _DEFAULTS = {"reformer_num_buckets": 32, "reformer_num_hashes": 4, "reformer_window": 64, "reformer_seed": 0}
 
@@ -67,6 +68,7 @@ class ReformerAttention(AttentionMixer):
     @classmethod
     def check(cls, config: FratrieConfig, layer_type: str) -> None:
         """Refuse keys that are no queries, and numbers of buckets that no hash gives (see `Mixer.check`)."""
+        require_seed("reformer_seed", config.reformer_seed)
         for name in ("reformer_num_hashes", "reformer_window"):
             if getattr(config, name) < 1:
                 raise ValueError(f"{name}={getattr(config, name)} must be at least 1.")
@@ -97,7 +99,7 @@ class ReformerAttention(AttentionMixer):
     def draw_rotations(self) -> torch.Tensor:
         """Draw the directions `(C, R, X)` of the buckets, of which each has its opposite for another bucket."""
         assert self.config.reformer_seed is not None
-        generator = torch.Generator().manual_seed(self.config.reformer_seed + self.layer_idx)
+        generator = layer_generator(self.config.reformer_seed, self.layer_idx)
         sizes = (self.head_dim, self.num_hashes, self.num_buckets // 2)
         return torch.randn(sizes, generator=generator, dtype=torch.float32, device="cpu")
 

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from .configuration import FratrieConfig
     from .mixer import Mixer
 
+# No size, number of tokens or factor comes near to it; torch counts up to 2**63.
+_BEYOND_ALL = 1e18
+
 _FLOAT32_PARTS = {"rotations", "expert_weights", "down_proj"}
 
 
@@ -32,14 +35,16 @@ def require(condition: bool, message: str) -> None:
 
 
 def require_finite_numbers(config: PreTrainedConfig) -> None:
-    """Refuse infinite fields, those that are no number, and a negative `initializer_range`.
+    """Refuse fields that are infinite, no number or beyond what torch counts, and a negative `initializer_range`.
 
     Raises:
         ValueError: with the field and its value.
     """
     for field in fields(config):
         value = getattr(config, field.name)
-        require(not isinstance(value, float) or math.isfinite(value), f"{field.name}={value} must be finite.")
+        if isinstance(value, int | float):
+            require(math.isfinite(value), f"{field.name}={value} must be finite.")
+            require(abs(value) < _BEYOND_ALL, f"{field.name}={value} must be below {_BEYOND_ALL:.0e}.")
     require(config.initializer_range >= 0, f"initializer_range={config.initializer_range} must not be negative.")
 
 

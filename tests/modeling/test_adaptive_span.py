@@ -163,17 +163,36 @@ def test_the_gradient_of_a_span_equals_finite_differences():
     assert torch.autograd.gradcheck(weights, spans.bias.detach().requires_grad_())
 
 
-@pytest.mark.parametrize("share, gradient, kept", [
-    (-0.1, 1.0, False), (-0.1, -1.0, True), (1.1, -1.0, False), (1.1, 1.0, True), (0.0, 1.0, True), (0.5, 1.0, True),
-])  # fmt: skip
-def test_a_step_over_an_end_can_come_back_and_goes_no_further(share, gradient, kept):
-    """Of whichever optimizer: descent goes against the gradient."""
-    spans = Spans(FratrieDecoderConfig(**SIZES, **SPANS))
+@pytest.mark.parametrize("share, gradient", [(0.01, 1.0), (0.99, -1.0)])
+def test_a_step_over_an_end_goes_no_further_and_comes_back(share, gradient):
+    """Of whichever optimizer: the next pass of a training takes it back to the end, from where it moves at once."""
+    spans = Spans(FratrieDecoderConfig(**SIZES, **SPANS)).train()
     spans.bias.data.fill_(share)
-    shares = spans.shares()
-    assert shares.min() >= 0 and shares.max() <= 1
-    (shares * gradient).sum().backward()
-    assert spans.bias.grad.tolist() == [gradient if kept else 0.0] * 4
+    optimizer, seen = torch.optim.SGD(spans.parameters(), lr=0.1), []
+    for sign in (1, 1, 1, -1, -1):
+        optimizer.zero_grad()
+        shares = spans.shares()
+        seen.append(shares[0].item())
+        (shares * sign * gradient).sum().backward()
+        optimizer.step()
+    end = 0.0 if share < 0.5 else 1.0
+    assert seen == pytest.approx([share, end, end, end, abs(end - 0.1)])
+    assert spans.eval().shares().max() <= 1
+
+
+def test_the_gradient_at_an_end_is_that_of_the_whole_batch_however_it_is_cut():
+    config = FratrieDecoderConfig(**SIZES, **SPANS, adaptive_span_limit=8, adaptive_span_ramp=2)
+    model = set_spans(FratrieDecoderForCausalLM(config), 0.0, -0.2, 1.0, 1.3).double().train()
+    ids = torch.stack(texts(9, 9, 9, 9))
+
+    def gradients(parts):
+        model.zero_grad()
+        for part in ids.split(parts):
+            model(part, labels=part, num_items_in_batch=4 * 8).loss.backward()
+        return torch.cat([weight.grad for name, weight in model.named_parameters() if ".spans." in name])
+
+    close(gradients(1), gradients(4))
+    assert gradients(4).count_nonzero() >= 4
 
 
 def loss_of(model, ids):

@@ -680,6 +680,8 @@ SEQ2SEQ_CONTRADICTIONS = [
     ({"decoder": {"add_cross_attention": False}}, r"add_cross_attention=False.*attends the encoder"),
     ({"hidden_dropout": 1.5}, r"hidden_dropout=1.5 must lie in"),
     ({"initializer_range": math.nan}, "initializer_range=nan must be finite"),
+    ({"sliding_window": 2**64, "layer_types": ["sliding_attention"] * 6}, r"sliding_window=\d+ must be below 1e\+18"),
+    ({"attention_scale": 1e300}, r"attention_scale=1e\+300 must be below 1e\+18"),
     ({"pad_token_id": 30}, r"pad_token_id=30 lies outside"),
     ({"decoder_start_token_id": 30}, r"decoder_start_token_id=30 lies outside"),
 ]
