@@ -74,6 +74,7 @@ class BigBirdAttention(AttentionMixer):
     )
     mask_form = "history"
     keeps_tokens = True
+    fits_onnx = False
 
     def __init__(self, config: FratrieConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)

@@ -42,6 +42,7 @@ class GatedDelta(Mixer):
     own_fields = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
                   "linear_conv_kernel_dim")  # fmt: skip
     runs_bidirectional = False
+    fits_onnx = False
     by_channel = False  # whether each channel of a key has a decay of its own
 
     def __init__(self, config: FratrieConfig, layer_idx: int) -> None:

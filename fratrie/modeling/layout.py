@@ -517,6 +517,6 @@ def past_length(cache: Cache) -> int | torch.Tensor:
         if not cache.has_previous_state():
             return 0
         raise ValueError(
-            "The states of linear attention do not know how many tokens they have seen: pass position_ids, or the "
+            "States of a constant size do not know how many tokens they have seen: pass position_ids, or the "
             "attention_mask of all tokens."
         ) from error

@@ -26,6 +26,7 @@ class ShortConvolution(Mixer):
     layer_types = ("conv",)
     own_fields = ("short_conv_kernel_size", "short_conv_bias")
     runs_bidirectional = False
+    fits_onnx = False
 
     def __init__(self, config: FratrieConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)

@@ -56,6 +56,7 @@ class StateSpace(Mixer):
         *("mamba_proj_bias", "mamba_time_step_limit"),
     )
     runs_bidirectional = False
+    fits_onnx = False
 
     def __init__(self, config: FratrieConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)

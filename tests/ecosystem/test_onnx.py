@@ -95,3 +95,10 @@ def test_a_decoder_continues_texts_like_generate(tmp_path, name):
 def test_what_cannot_be_exported_is_refused(tmp_path, sibling, name, message):
     with pytest.raises(ValueError, match=message):
         export_onnx(case_of(sibling, name).build(), tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize("name", ["short_conv", "gated_delta", "kimi_delta", "ssd", "bigbird"])
+def test_mixers_that_onnx_cannot_run_are_refused_by_name(tmp_path, name):
+    model = case_of(DECODER).build("sequence_classification", mixer_types=["softmax", name])
+    with pytest.raises(ValueError, match=rf"ONNX .* mixer_types=\['softmax', '{name}'\]: export a model without them"):
+        export_onnx(model, tmp_path / "model.onnx")

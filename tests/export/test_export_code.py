@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from combinations import HEADS, case_of, padded_inputs
+from combinations import HEADS, case_of, cases, padded_inputs
 from safetensors.torch import load_file, save_file
 from torch.distributed.fsdp import FSDPModule
 from transformers import (
@@ -30,6 +30,8 @@ from fratrie.tokenization import train_byte_level_bpe, with_sibling
 TEXT = "Je m'entends bien avec ma mère."
 # What each sibling is made of: experts, windows, latents, linear attention, relative positions, unequal stacks.
 CASES = {"encoder": "modernbert", "decoder": "all_mixers", "seq2seq": "linear_to_sliding"}
+# Mixers in files of their own, all of which are to travel.
+MORE = cases(names=("hybrid", "windows", "compressed_to_states"))
 HEADS_OF_IMAGES = {
     "image_classification": (fratrie.FratrieEncoderForImageClassification, AutoModelForImageClassification)
 }
@@ -108,6 +110,11 @@ def plan_heads(folder):
         inputs = {"pixel_values": torch.randn(2, 3, 8, 8)} if "image" in head else padded_inputs(sibling, "left")
         auto = {**HEADS[sibling], **HEADS_OF_IMAGES}[head][1].__name__
         generate = head == "language_model" and sibling != "encoder"
+        plan.append(plan_outputs(model, checkpoint, auto, inputs, generate))
+    for case in MORE:
+        model, auto = case.build(), HEADS[case.sibling]["language_model"][1].__name__
+        checkpoint = save_with_code(model, folder / str(case))
+        inputs, generate = padded_inputs(case.sibling, "left"), case.sibling != "encoder"
         plan.append(plan_outputs(model, checkpoint, auto, inputs, generate))
     for sibling in CASES:
         autos = {auto.__name__: ours.__name__ for ours, auto in HEADS[sibling].values()}
