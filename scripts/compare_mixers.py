@@ -1,6 +1,7 @@
 """Train the same small decoder with each mixer on the same texts, and compare loss, speed, memory and cache.
 
-Each mixer is trained in a process of its own. The output folder holds the models, mixers.md and mixers.png. Example:
+Each mixer is trained in a process of its own; its peak memory is what that process needs above what it starts with.
+The output folder holds the models, mixers.md and mixers.png. Example:
 python scripts/compare_mixers.py --mixers softmax linear retention gru --max_steps 200 --output_dir runs/mixers
 """
 
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from fratrie.files import write_text
 from fratrie.training.cli import run
-from fratrie.training.comparison import ComparisonOptions, Trained, train_with
+from fratrie.training.comparison import ComparisonOptions, Trained, read_corpus, train_with
 from fratrie.training.options import read_options
 
 
@@ -34,9 +35,10 @@ def main() -> None:
 
 
 def _train_each(options: ComparisonOptions) -> Iterator[Trained]:
+    corpus = read_corpus(options)
     for mixer in options.mixers:
         with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as pool:
-            yield pool.submit(train_with, mixer, options).result()
+            yield pool.submit(train_with, mixer, options, corpus).result()
 
 
 def _cells(result: Trained) -> list[str]:

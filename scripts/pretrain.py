@@ -97,7 +97,11 @@ class ModelOptions:
     )
     config: str | None = field(default=None, metadata={"help": "A config.json for the new model."})
     config_overrides: str = field(
-        default="", metadata={"help": "Fields of the new config, as in 'hidden_size=128,num_hidden_layers=4'."}
+        default="",
+        metadata={
+            "help": "Fields of the new config, as in 'hidden_size=128,num_hidden_layers=2,"
+            'mixer_types=["linear","softmax"]\'.'
+        },
     )
     block_size: int = field(default=256, metadata={"help": "Tokens per row; longer texts go on in further rows."})
     mask_probability: float = field(default=0.15, metadata={"help": "Share of the tokens to hide (mlm, denoise)."})

@@ -51,6 +51,8 @@ GPT3 |= {"embd_pdrop": 0.0, "resid_pdrop": 0.0, "attn_pdrop": 0.0}
 
 LFM2 = {"hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8}
 LFM2 |= {"intermediate_size": 12_288, "full_attn_idxs": [2, 5, 8, 10, 12, 14], "eos_token_id": 7}
+BAMBA = {"vocab_size": 128_256, "attn_layer_indices": [9, 18, 27], "mamba_d_state": 128}
+BAMBA |= {"bos_token_id": 128_000, "eos_token_id": 128_001}
 
 # The published values, where they are not the defaults of Hugging Face's configuration.
 DEEPSEEK_V3 = {
@@ -92,7 +94,7 @@ THEIRS = {
     "gpt3-175b": (transformers.GPT2LMHeadModel, GPT3),
     "gpt-neo-1.3b": (transformers.GPTNeoForCausalLM, {}),
     "lfm2-1.2b": (transformers.Lfm2ForCausalLM, LFM2),
-    "bamba-9b": (transformers.BambaForCausalLM, {"attn_layer_indices": [9, 18, 27]}),
+    "bamba-9b": (transformers.BambaForCausalLM, BAMBA),
     "llama-2-7b": llama(),
     "llama-2-70b": llama(**LLAMA_70B),
     "llama-3-8b": llama(positions=8192, theta=5e5, tokens=(128_000, 128_001), vocab_size=128_256, **OF_8B),

@@ -1,5 +1,6 @@
 """Configurations of encoder and decoder: the fields that every stack shares, and what is particular to each."""
 
+import difflib
 from dataclasses import fields
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
@@ -432,7 +433,9 @@ class FratrieConfig(FratrieBaseConfig):
         registry = mixer_registry()
         for index, name in enumerate(self.mixer_types or []):
             known = ", ".join(sorted(registry))
-            require(name in registry, f"mixer_types[{index}]={name!r} is unknown: use {known}.")
+            close = difflib.get_close_matches(str(name), registry, n=1)
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            require(name in registry, f"mixer_types[{index}]={name!r} is unknown{hint}: use {known}.")
         return [registry[name] for name in self.mixer_types or []]
 
     def _derive_layer_types(self) -> list[str]:

@@ -21,6 +21,7 @@ from fratrie.modeling.configuration import FratrieDecoderConfig, norm_slots
 from fratrie.modeling.mixers import MIXERS
 from fratrie.tokenization import train_byte_level_bpe
 
+from .batches import Collator
 from .corpora import make_rows
 from .evaluation import evaluate_loss
 from .launch import open_run
@@ -67,6 +68,16 @@ class ComparisonOptions:
 
 
 @dataclass(frozen=True)
+class Corpus:
+    """A tokenizer, and the rows of tokens that it makes of the texts, a tenth of the documents held out."""
+
+    tokenizer: PreTrainedTokenizerBase
+    train: Dataset
+    test: Dataset
+    collator: Collator
+
+
+@dataclass(frozen=True)
 class Trained:
     """What came out for one mixer.
 
@@ -75,7 +86,7 @@ class Trained:
         parameters: weights of the model.
         loss: mean cross entropy of held-out tokens, in nats.
         tokens_per_second: in training.
-        peak_bytes: most memory of the process, above what it had before the model was built.
+        peak_bytes: most memory of the process, above the most that it had before the model was built.
         cache_bytes: of one row of `block_size` tokens, by formula, in float32.
         losses: step and mean training loss of each log record.
     """
@@ -89,27 +100,36 @@ class Trained:
     losses: list[tuple[int, float]]
 
 
-def train_with(mixer: str, options: ComparisonOptions) -> Trained:
-    """Train a decoder that has this mixer in every layer; its memory is that of a process that trains nothing else.
+def read_corpus(options: ComparisonOptions) -> Corpus:
+    """Read the texts, train a tokenizer on them, and make rows of tokens.
 
     Raises:
-        ValueError: for fields that do not fit, and texts that are too short.
+        ValueError: for fewer than two documents, and texts without a token.
     """
-    run = _training_options(mixer, options)
     documents = read_documents(options.files)
     tokenizer = train_byte_level_bpe(
         documents["train"]["text"], options.vocab_size, sibling="decoder", show_progress=False
     )
     maker, collator = rows_and_collator("clm", tokenizer, options.block_size, Corruption())
-    rows = {part: cast(Dataset, make_rows(texts, maker, part)) for part, texts in documents.items()}
+    train, test = (cast(Dataset, make_rows(documents[part], maker, part)) for part in ("train", "test"))
+    return Corpus(tokenizer, train, test, collator)
+
+
+def train_with(mixer: str, options: ComparisonOptions, corpus: Corpus) -> Trained:
+    """Train a decoder that has this mixer in every layer, in a process that has done nothing else, for its memory.
+
+    Raises:
+        ValueError: for fields that do not fit.
+    """
+    run = _training_options(mixer, options)
     before = _peak_bytes()
     set_seed(options.seed)
-    config = _config(mixer, options, tokenizer)
+    config = _config(mixer, options, corpus.tokenizer)
     model = build_model("clm", config)
     with open_run(run) as accelerator:
-        result = train(model, run, accelerator, rows["train"], collator, tokenizer=tokenizer)
+        result = train(model, run, accelerator, corpus.train, corpus.collator, tokenizer=corpus.tokenizer)
         peak = _peak_bytes() - before
-        held_out = evaluate_loss(model, accelerator, rows["test"], collator, options.batch_size)
+        held_out = evaluate_loss(model, accelerator, corpus.test, corpus.collator, options.batch_size)
     records = [record for record in result.history if "loss" in record]
     return Trained(
         mixer=mixer,

@@ -93,6 +93,11 @@ def _parse_override(part: str) -> tuple[str, Any]:
     try:
         return name, _LITERALS[value] if value in _LITERALS else json.loads(value)
     except json.JSONDecodeError:
+        if value[:1] in ("[", "{"):
+            raise ValueError(
+                f"config override {part.strip()!r} is no JSON: write texts in double quotes, as in "
+                '\'mixer_types=["linear","softmax"]\''
+            ) from None
         return name, value
 
 

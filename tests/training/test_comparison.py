@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from fratrie.training.comparison import ComparisonOptions, read_documents, train_with
+from fratrie.training.comparison import ComparisonOptions, read_corpus, read_documents, train_with
 
 TINY = "hidden_size=16,num_hidden_layers=1,num_attention_heads=2,intermediate_size=16"
 
@@ -26,12 +26,13 @@ def options(tmp_path):
 
 
 def test_mixers_are_trained_alike_and_measured(options):
-    softmax, linear = (train_with(name, options) for name in ("softmax", "linear"))
+    corpus = read_corpus(options)
+    softmax, linear = (train_with(name, options, corpus) for name in ("softmax", "linear"))
     assert softmax.parameters == linear.parameters
     assert softmax.loss != linear.loss and all(0 < x.loss < math.log(300) for x in (softmax, linear))
     assert softmax.cache_bytes == 4 * 32 * 2 * 16 and linear.cache_bytes == 4 * 2 * 8 * 9
     assert softmax.tokens_per_second > 0 and softmax.losses[-1][0] == 4
-    assert train_with("softmax", options).loss == softmax.loss, "the same twice"
+    assert train_with("softmax", options, corpus).loss == softmax.loss, "the same twice"
 
 
 def test_a_document_is_held_out(options):

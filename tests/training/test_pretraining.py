@@ -62,6 +62,12 @@ def test_overrides_need_field_and_value(text):
         parse_overrides(text)
 
 
+def test_lists_among_the_overrides_are_json():
+    assert parse_overrides('mixer_types=["linear","softmax"],depth=2')["mixer_types"] == ["linear", "softmax"]
+    with pytest.raises(ValueError, match=r"\['linear','softmax'\]\" is no JSON: write texts in double quotes"):
+        parse_overrides("mixer_types=['linear','softmax']")
+
+
 @pytest.mark.parametrize(("objective", "model_type"), [("mlm", "encoder"), ("clm", "decoder"), ("denoise", "seq2seq")])
 def test_new_model_fits_its_tokenizer(folder, objective, model_type):
     tokenizer = open_tokenizer(folder, objective)
