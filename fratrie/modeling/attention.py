@@ -39,7 +39,6 @@ class SoftmaxAttention(AttentionMixer):
     mask_form: ClassVar[MaskForm] = "scores"
     keeps_tokens = True
     fits_paged_cache = True
-    joint_maps: ClassVar[tuple[tuple[str, ...], ...]] = (("q_proj", "k_proj", "v_proj"),)
 
     def __init__(self, config: FratrieConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)

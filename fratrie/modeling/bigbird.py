@@ -121,8 +121,7 @@ class BigBirdAttention(AttentionMixer):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Attend (see `Mixer.forward`); no weights are returned."""
         turns = layout.rotations.get(self.layer_type)
-        query_BHTC = self.project_query(hidden_states, turns)
-        key_BKSC, value_BKSC = self.project_key_value(hidden_states, turns)
+        query_BHTC, key_BKSC, value_BKSC = self.project(hidden_states, turns)
         offset: int | torch.Tensor = 0
         if cache is not None:
             offset = cache.get_query_offset(self.layer_idx)

@@ -432,10 +432,11 @@ class FratrieConfig(FratrieBaseConfig):
         """
         registry = mixer_registry()
         for index, name in enumerate(self.mixer_types or []):
-            known = ", ".join(sorted(registry))
-            close = difflib.get_close_matches(str(name), registry, n=1)
-            hint = f" (did you mean {close[0]!r}?)" if close else ""
-            require(name in registry, f"mixer_types[{index}]={name!r} is unknown{hint}: use {known}.")
+            if name not in registry:
+                close = difflib.get_close_matches(str(name), registry, n=1)
+                hint = f" (did you mean {close[0]!r}?)" if close else ""
+                known = ", ".join(sorted(registry))
+                raise ValueError(f"mixer_types[{index}]={name!r} is unknown{hint}: use {known}.")
         return [registry[name] for name in self.mixer_types or []]
 
     def _derive_layer_types(self) -> list[str]:

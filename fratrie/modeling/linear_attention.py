@@ -59,7 +59,6 @@ class LinearAttention(AttentionMixer):
 
     layer_types = ("linear_attention",)
     smallest_normaliser: ClassVar[float] = 0.0
-    joint_maps = (("q_proj", "k_proj", "v_proj"),)
 
     def forward(
         self,

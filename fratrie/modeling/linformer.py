@@ -114,8 +114,7 @@ class Linformer(AttentionMixer):
         """Attend (see `Mixer.forward`); there are no scores of tokens, and no weights."""
         key_map = layout.shared[type(self).__name__] if self.key_map is None else self.key_map
         maps = (key_map, self.value_map or key_map)
-        states = (self.project_query(hidden_states), *self.project_key_value(hidden_states))
-        return self.run_kernel(layout, states, None, maps=maps)
+        return self.run_kernel(layout, self.project(hidden_states), None, maps=maps)
 
     def attend(
         self,

@@ -77,7 +77,7 @@ class LongformerAttention(SoftmaxAttention):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Attend (see `Mixer.forward`); the layout says which tokens are global."""
         turns = layout.rotations.get(self.layer_type)
-        states = [self.project_query(hidden_states, turns), *self.project_key_value(hidden_states, turns)]
+        states = [*self.project(hidden_states, turns)]
         if layout.global_tokens is not None:
             states += self.project_globally(hidden_states, turns)
         if cache is not None:
@@ -100,8 +100,8 @@ class LongformerAttention(SoftmaxAttention):
 
     def _nothing_of_global_weights(self, x_BTD: torch.Tensor) -> torch.Tensor:
         """Zero: gives the weights of global tokens a gradient where there are none, as data parallelism needs."""
-        one_token = x_BTD[:1, :1].detach()
-        return sum(project(one_token)[..., :1] for project in self._global_projections()) * 0.0  # type: ignore[return-value]
+        weights = [weight for project in self._global_projections() for weight in project.parameters()]
+        return torch.stack([weight.sum().to(x_BTD.dtype) for weight in weights]).sum() * 0.0
 
     def _global_projections(self) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
         return self.q_global_proj, self.k_global_proj, self.v_global_proj

@@ -156,6 +156,8 @@ class MixerLoss(nn.Module):
 class AttentionMixer(Mixer):
     """Projections to queries, keys and values, head norms and rotary turns, around the kernel of a subclass."""
 
+    joint_maps: ClassVar[tuple[tuple[str, ...], ...]] = (("q_proj", "k_proj", "v_proj"),)
+
     def __init__(self, config: FratrieConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         assert config.head_dim is not None and config.num_key_value_heads is not None

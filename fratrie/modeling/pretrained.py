@@ -38,7 +38,7 @@ class FratriePreTrainedModel(PreTrainedModel):
     config: Any
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _no_split_modules = ["Block", "ReversibleBlock"]  # noqa: RUF012 (Hugging Face's form)
+    _no_split_modules = ["Block"]  # noqa: RUF012 (Hugging Face's form)
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
@@ -60,6 +60,9 @@ class FratriePreTrainedModel(PreTrainedModel):
     def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
         _require_own_config(type(self), config)
         super().__init__(config, *args, **kwargs)
+        # FSDP looks for each of these classes in the model.
+        kinds = {"ReversibleBlock" if stack.reversible else "Block" for stack in self.stack_configs()}
+        self._no_split_modules = sorted(kinds)
 
     @classmethod
     def from_pretrained(  # type: ignore[override]

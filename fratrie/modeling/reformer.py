@@ -45,6 +45,7 @@ class ReformerAttention(AttentionMixer):
 
     layer_types = ("full_attention",)
     own_fields = tuple(_DEFAULTS)
+    joint_maps = ()
     mask_form = "lengths"
     keeps_tokens = True
 

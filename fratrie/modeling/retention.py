@@ -61,8 +61,7 @@ class Retention(AttentionMixer):
     ) -> tuple[torch.Tensor, None]:
         """Retain (see `Mixer.forward`); there are no scores to add a position bias to, and no weights."""
         turns = layout.rotations.get(self.layer_type)
-        query_BHTC = self.project_query(hidden_states, turns)
-        states = (query_BHTC, *self.project_key_value(hidden_states, turns))
+        states = self.project(hidden_states, turns)
         kernel = partial(self.attend, cache=cache)
         mixed_BTHC, _ = layout.run(kernel, states, (self.mask_form, self.layer_type), token_dim=2)
         gate_BTX = nn.functional.silu(self.gate_proj(hidden_states))

@@ -210,7 +210,8 @@ def _check_mixers(config: "FratrieConfig") -> None:
 def _check_unused_fields(config: "FratrieConfig", name: str, mixer: type["Mixer"]) -> None:
     read = {field for each in config.mixers for field in each.own_fields}  # mixers may share fields
     unread = [field for field in mixer.own_fields if field not in read]
-    given = {field: value for field in unread if (value := getattr(config, field, None)) is not None}
+    values = {field: getattr(config, field, None) for field in unread}
+    given = {field: value for field, value in values.items() if value is not None and value is not False}
     if not given:
         return
     enabling = mixer.enabled_by

@@ -106,7 +106,8 @@ def create_accelerator(options: TrainingOptions) -> Accelerator:
         raise ValueError(f"mixed precision {accelerator.mixed_precision!r} is not supported; use 'bf16' or 'no'")
     compiler = accelerator.state.dynamo_plugin.backend
     if compiler != DynamoBackend.NO:  # its modules have other names, under which no checkpoint is found again
-        raise ValueError(f"the steps of a training are not compiled here: leave out --dynamo_backend {compiler.value}")
+        launched = f"dynamo_backend={compiler.value}"
+        raise ValueError(f"the steps of a training are not compiled here: leave out the launcher's {launched}")
     return accelerator
 
 

@@ -539,11 +539,11 @@ def test_a_weight_of_a_checkpoint_is_freed_once_ours_is_made_from_it(tmp_path, m
     save("GPT2LMHeadModel-0", tmp_path)
     sources, alive, read_tensor = [], [], Weight.read
 
-    def counted(rule, tensor):
+    def counted(rule, tensor, *config):
         alive.append(sum(source() is not None for source in sources))
         if rule.transposed and tensor.ndim == 2:
             sources.append(weakref.ref(tensor.untyped_storage()))
-        return read_tensor(rule, tensor)
+        return read_tensor(rule, tensor, *config)
 
     monkeypatch.setattr(Weight, "read", counted)
     FratrieDecoderForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)

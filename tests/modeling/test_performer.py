@@ -137,7 +137,7 @@ def test_more_features_come_nearer():
     assert errors[2] < 0.03
 
 
-@pytest.mark.parametrize("scale", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("scale", [0.1, 1.0])
 def test_the_scale_of_scores_is_that_of_softmax_attention(scale):
     query, key, value = torch.randn(3, 1, 4, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) / 2
     mixer = build(False, performer_num_features=20_000, attention_scale=scale).layers[0].mixer

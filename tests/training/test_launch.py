@@ -38,7 +38,7 @@ def test_launcher_cannot_divide_the_loss(tmp_path, monkeypatch):
 
 def test_a_compiler_of_steps_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR")
-    with pytest.raises(ValueError, match="leave out --dynamo_backend INDUCTOR"):
+    with pytest.raises(ValueError, match="leave out the launcher's dynamo_backend=INDUCTOR"):
         open_one(tmp_path)
 
 
