@@ -100,8 +100,8 @@ class LongformerAttention(SoftmaxAttention):
 
     def _nothing_of_global_weights(self, x_BTD: torch.Tensor) -> torch.Tensor:
         """Zero: gives the weights of global tokens a gradient where there are none, as data parallelism needs."""
-        weights = [weight for project in self._global_projections() for weight in project.parameters()]
-        return torch.stack([weight.sum().to(x_BTD.dtype) for weight in weights]).sum() * 0.0
+        no_token = x_BTD[:1, :0]
+        return torch.stack([project(no_token).sum() for project in self._global_projections()]).sum()
 
     def _global_projections(self) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
         return self.q_global_proj, self.k_global_proj, self.v_global_proj
