@@ -178,7 +178,7 @@ def test_what_contradicts_is_refused_by_name(fields, message):
         FratrieDecoderConfig(**{**SIZES, "mixer_types": ["gated_delta", "softmax"], **fields})
 
 
-@pytest.mark.parametrize("mixer", ["gated_delta", "kimi_delta"])
+@pytest.mark.parametrize("mixer", ["retention", "gated_delta", "kimi_delta"])
 def test_generation_with_a_cache_equals_that_without_and_what_would_crop_it_is_refused_by_name(mixer):
     torch.manual_seed(0)
     fields = {"mixer_types": [mixer, "softmax"], "initializer_range": 0.4, "pad_token_id": 0, "eos_token_id": None}

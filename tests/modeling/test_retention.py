@@ -1,4 +1,4 @@
-"""Retention: the mixers' contract, the parallel form, its decays, and the state that speculation cannot take back."""
+"""Retention: the mixers' contract, the parallel form and its decays."""
 
 import math
 from typing import Any, ClassVar
@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from mixer_contract import MixerContract, close, turn
-from transformers.cache_utils import DynamicCache
 
 from fratrie import FratrieDecoderConfig, FratrieDecoderForCausalLM
 from fratrie.modeling.retention import HeadDecays
@@ -83,20 +82,3 @@ def test_the_first_head_forgets_sooner_than_the_last():
     mixed = mixer.attend(query, key, value, None, None)[0] * 1e15
     for head, decay in enumerate((1 - 1 / 32, 1 - 1 / 64)):
         close(mixed[0, 8, head], mixed[0, 0, head] * decay**8)
-
-
-def test_generation_with_a_cache_equals_that_without_and_what_would_crop_it_is_refused_by_name():
-    model = build()
-    ids, mask = torch.tensor([[0, 0, 5, 6], [7, 8, 9, 10]]), torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
-    options = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False}
-    for beams in (1, 2):
-        outputs = [model.generate(ids, num_beams=beams, use_cache=use, **options) for use in (True, False)]
-        assert torch.equal(*outputs)
-    with pytest.raises(ValueError, match="Assisted decoding requires a cache that can be cropped"):
-        model.generate(ids[1:], max_new_tokens=6, prompt_lookup_num_tokens=2)
-    cache = DynamicCache(config=model.config)
-    cache.activate_past_recording()
-    model(ids, cache=cache)
-    model(ids, cache=cache)
-    with pytest.raises(RuntimeError, match="`crop` was called, but the current layer does not track past states"):
-        cache.crop(-2)
