@@ -27,6 +27,7 @@ from .outputs import (
 )
 from .parallel import cache_of_layers, held_layers
 from .stack import FratrieStack, input_shape
+from .window_cache import give_own_layers
 
 logger = logging.get_logger(__name__)
 
@@ -66,7 +67,8 @@ class FratrieDecoderModel(FratrieStack):
             use_cache: return a cache; by default as configured, but neither in training nor for packed rows.
             global_attention_mask: `(B, up to past + T)`, nonzero at tokens that all later ones see, and that see all
                 earlier ones, in models with such mixers (`"longformer"`); tokens beyond it are local. By default there
-                are none. With a cache it is given from the first tokens on, or never.
+                are none. With a cache it is given from the first tokens on, or never, and the global ones are among
+                the first tokens.
             first_layer, **kwargs: as for `FratrieEncoderModel`; states go without a cache.
 
         Returns:
@@ -92,6 +94,7 @@ class FratrieDecoderModel(FratrieStack):
             cache = DynamicCache(config=self.config)
             if encoder_hidden_states is not None:
                 cache = EncoderDecoderCache(cache, DynamicCache())
+        give_own_layers(cache, self.config)
         if encoder_hidden_states is not None and layout.has_packed_rows:
             raise ValueError("Rows that hold several documents cannot attend one encoder's states: pad them instead.")
         # Neither caches nor an encoder's states know groups.
@@ -210,6 +213,15 @@ class FratrieDecoderForCausalLM(HeadModel, GenerationMixin):
         if isinstance(mask, torch.Tensor) and mask.ndim == 2:
             inputs["attention_mask"] = mask[:, -length:].clone(memory_format=torch.contiguous_format)
         return inputs
+
+    def _prepare_cache_for_generation(
+        self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)  # type: ignore[misc]
+        # Before assisted generation asks them to keep what it may take back.
+        give_own_layers(model_kwargs.get("cache"), self.config)
+        if generation_config.is_assistant:
+            model_kwargs["cache"].activate_past_recording()
 
     def _prefill(self, input_ids: Any, generation_config: GenerationConfig, *args: Any, **kwargs: Any) -> Any:
         if not self._keeps_tokens:

@@ -11,6 +11,11 @@ from torch import nn
 
 from .windows import Window
 
+OTHER_CHOICE = (
+    "The cache was made with another choice of global tokens: give global_attention_mask, of all tokens from the "
+    "first on, in every call or in none (zeros where no token is global)."
+)
+
 
 class DenseGlobals(NamedTuple):
     """Masks of all scores, for short rows and whatever blocks do not serve.
@@ -19,11 +24,13 @@ class DenseGlobals(NamedTuple):
         local: mask of the queries of other tokens, which see their window and global keys.
         whole: mask of the queries of global tokens.
         is_global_BT: which queries are global.
+        places_BG: as in `GlobalsInBlocks`, for a cache that keeps global tokens alone.
     """
 
     local: Any
     whole: Any
     is_global_BT: torch.Tensor
+    places_BG: torch.Tensor | None = None
 
 
 class GlobalsInBlocks(NamedTuple):
@@ -79,8 +86,43 @@ def dense_mask(
     return local if is_global_BS is None else DenseGlobals(local, whole, is_global_BS[:, queries_T])
 
 
+def find_places(is_global_BT: torch.Tensor) -> torch.Tensor:
+    """Where the global tokens of a row are, `(B, G)`; T for those that it has fewer of. Waits once for the device."""
+    length = is_global_BT.shape[1]
+    most = max(1, int(is_global_BT.sum(1).max()))
+    places_T = torch.arange(length, device=is_global_BT.device)
+    return torch.where(is_global_BT, places_T, length).sort(dim=1).values[:, :most]
+
+
+def mask_after_past(
+    window: Window,
+    places: tuple[torch.Tensor, torch.Tensor],
+    global_places_BG: torch.Tensor | None,
+    seen_BS: torch.Tensor | None,
+) -> torch.Tensor:
+    """Which keys local queries see that a cache keeps `(B or 1, 1, T, G + S)`: global ones, then those of the window.
+
+    Args:
+        window: of the queries.
+        places: of the queries `(T,)` and the keys `(S,)` of the window in their rows.
+        global_places_BG: of the global tokens.
+        seen_BS: true where a key of the window may be seen at all, or `None` where all may.
+    """
+    queries_T, keys_S = places
+    near_BTS = window.sees(queries_T, keys_S).unsqueeze(0)
+    if seen_BS is not None:
+        near_BTS = near_BTS & seen_BS.unsqueeze(1)
+    if global_places_BG is not None:
+        twice_BS = (keys_S[:, None] == global_places_BG.unsqueeze(1)).any(-1)
+        of_globals_BTG = global_places_BG.unsqueeze(1) <= queries_T[:, None]
+        batch = max(near_BTS.shape[0], of_globals_BTG.shape[0])
+        near_BTS = (near_BTS & ~twice_BS.unsqueeze(1)).expand(batch, -1, -1)
+        near_BTS = torch.cat((of_globals_BTG, near_BTS), dim=2)
+    return near_BTS.unsqueeze(1)
+
+
 def mask_in_blocks(window: Window, tokens: torch.Tensor, is_causal: bool) -> GlobalsInBlocks:
-    """The masks of rows that are computed in blocks; waits once for the device to tell the number of global tokens.
+    """The masks of rows that are computed in blocks.
 
     Args:
         window: of other tokens.
@@ -88,10 +130,9 @@ def mask_in_blocks(window: Window, tokens: torch.Tensor, is_causal: bool) -> Glo
         is_causal: whether queries see earlier keys alone.
     """
     is_global_BT = tokens.bool() if window.seen_BT is None else tokens.bool() & window.seen_BT
-    length = is_global_BT.shape[1]
-    most = max(1, int(is_global_BT.sum(1).max()))
+    places_BG = find_places(is_global_BT)
+    length, most = is_global_BT.shape[1], places_BG.shape[1]
     places_T = torch.arange(length, device=tokens.device)
-    places_BG = torch.where(is_global_BT, places_T, length).sort(dim=1).values[:, :most]
     seen_BTG = (places_BG < length).unsqueeze(1)
     seen_BT = torch.ones_like(is_global_BT) if window.seen_BT is None else window.seen_BT
     sees_B1GT = seen_BT[:, None, None, :].expand(-1, -1, most, -1)

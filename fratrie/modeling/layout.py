@@ -98,7 +98,8 @@ class Layout:
                 f"A global_attention_mask of shape {given} does not fit inputs of shape {self.shape} after a past of "
                 f"{seen}: give one number per token."
             )
-        self.global_tokens = nn.functional.pad(mask, (0, length - given[1]))
+        if not (isinstance(seen, int) and given[1] <= seen):  # else it says nothing of the new tokens
+            self.global_tokens = nn.functional.pad(mask, (0, length - given[1]))
 
     def build_mask(
         self, config: FratrieConfig, kind: MaskKind, states: torch.Tensor, cache: Cache | None = None

@@ -16,10 +16,11 @@ from transformers.cache_utils import Cache
 
 from .attention import SoftmaxAttention
 from .configuration import FratrieConfig
-from .global_tokens import DenseGlobals, GlobalsInBlocks
+from .global_tokens import OTHER_CHOICE, DenseGlobals, GlobalsInBlocks
 from .layout import Layout
 from .masks import MaskForm
 from .plans import Plan
+from .window_cache import WindowAndGlobalsLayer, own_layer
 from .windows import Attend, FurtherKeys, attend_in_blocks
 
 _DEFAULT_WINDOW = 256
@@ -29,8 +30,9 @@ States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 class LongformerAttention(SoftmaxAttention):
     """Softmax attention within `sliding_window`, and of global tokens to all.
 
-    It runs under full attention, since a cache of the window would forget what global tokens are to see, and be seen
-    by. The cache keeps the keys and values of all tokens, and where there are global tokens both kinds of them.
+    It runs under full attention, since Hugging Face's cache of a window would forget global tokens. Its own keeps them
+    beside the window, so that they have to be in the first pass, where they can see all tokens before them. A static
+    cache keeps the keys and values of all tokens, and where there are global tokens both kinds of them.
     """
 
     layer_types: ClassVar[tuple[str, ...]] = ("full_attention",)
@@ -53,6 +55,18 @@ class LongformerAttention(SoftmaxAttention):
                 f"mixer_types has longformer layers, but sliding_window={config.sliding_window}: set it to a positive "
                 "size."
             )
+        # See `SoftmaxAttention.check`.
+        if config.is_causal_stack and config.sliding_window == 1:
+            raise ValueError(
+                "sliding_window=1 would let a token see itself and global ones alone, for which no cache is made: set "
+                "it to at least 2."
+            )
+
+    @classmethod
+    def cache_layer(cls, config: FratrieConfig) -> WindowAndGlobalsLayer:
+        """One of the window and the global tokens."""
+        assert config.sliding_window is not None
+        return WindowAndGlobalsLayer(config.sliding_window)
 
     def build_projections(self, config: FratrieConfig) -> None:
         """Add the linear maps: those of all attention, and of global queries and what these see."""
@@ -78,11 +92,17 @@ class LongformerAttention(SoftmaxAttention):
         """Attend (see `Mixer.forward`); the layout says which tokens are global."""
         turns = layout.rotations.get(self.layer_type)
         states = [*self.project(hidden_states, turns)]
-        if layout.global_tokens is not None:
-            states += self.project_globally(hidden_states, turns)
-        if cache is not None:
-            states = self._after_past(states, cache)
         mask_kind = (self.mask_form, self.layer_type)
+        layer = None if cache is None else own_layer(cache, self.layer_idx)
+        is_first = layer is None or layer.get_seq_length() == 0
+        if layout.global_tokens is not None and is_first:
+            states += self.project_globally(hidden_states, turns)
+        if layer is not None:
+            states[1:3] = layer.update(*states[1:3])
+            if layout.global_tokens is not None and is_first:
+                _keep_globals(layer, states, layout.masks[mask_kind].places_BG)
+        elif cache is not None:
+            states = self._after_past(states, cache)
         kernel = partial(self.attend_with_globals if len(states) > 3 else self.attend, **kwargs)
         mixed_BTHC, weights_BHTS = layout.run(kernel, states, mask_kind, token_dim=2)
         mixed_BTD = self.o_proj(mixed_BTHC.flatten(-2))
@@ -117,10 +137,7 @@ class LongformerAttention(SoftmaxAttention):
         layer = layers[self.layer_idx] if self.layer_idx < len(layers) else None
         past = getattr(layer, "keys", None)
         if past is not None and past.numel() and past.shape[1] != keys.shape[1]:
-            raise ValueError(
-                "The cache was made with another choice of global tokens: give global_attention_mask, of all tokens "
-                "from the first on, in every call or in none (zeros where no token is global)."
-            )
+            raise ValueError(OTHER_CHOICE)
         keys, values = cache.update(keys, values, self.layer_idx)
         parts = len(states) // 3
         together = zip(states[::3], keys.chunk(parts, dim=1), values.chunk(parts, dim=1), strict=True)
@@ -169,9 +186,19 @@ class LongformerAttention(SoftmaxAttention):
         return self.window_flops(length) - unused
 
     @classmethod
+    def cache_bytes(cls, config: FratrieConfig, layer_type: str, length: int, dtype: torch.dtype) -> int:
+        """As of a sliding layer: without global tokens, each of which is one token more."""
+        return super().cache_bytes(config, "sliding_attention", length, dtype)
+
+    @classmethod
     def activation_numbers(cls, config: FratrieConfig, layer_type: str, length: int, dtype: torch.dtype) -> float:
         """As of a sliding layer: without global tokens (see `Mixer.activation_numbers`)."""
         return super().activation_numbers(config, "sliding_attention", length, dtype)
+
+
+def _keep_globals(layer: WindowAndGlobalsLayer, states: list[torch.Tensor], places_BG: torch.Tensor) -> None:
+    at_BG = places_BG.clamp_max(states[0].shape[2] - 1)
+    layer.keep_globals(_take(states[1], at_BG), _take(states[2], at_BG), places_BG)
 
 
 def _take(x_BHTC: torch.Tensor, places_BG: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,8 @@ from transformers.masking_utils import (
 )
 
 from .configuration import FratrieConfig
-from .global_tokens import dense_mask, mask_in_blocks
+from .global_tokens import OTHER_CHOICE, DenseGlobals, dense_mask, find_places, mask_after_past, mask_in_blocks
+from .window_cache import WindowAndGlobalsLayer, own_layer
 from .windows import Window, reach, window_in_blocks
 
 # "scores": a mask of the scores, as the attention implementation takes it; it follows the layer type.
@@ -207,9 +208,12 @@ def _global_mask(
     """The mask of a window and global tokens (see `global_tokens`).
 
     Raises:
-        ValueError: for attention implementations that take no mask of the scores.
+        ValueError: for attention implementations that take no mask of the scores, and see `_mask_after_past`.
     """
     tokens, length = given.global_tokens, states.shape[1]
+    layer = None if cache is None else own_layer(cache)
+    if layer is not None and layer.get_seq_length():
+        return _mask_after_past(config, states, given, layer)
     if window is not None and not (tokens is not None and torch.compiler.is_compiling()):
         return window if tokens is None else mask_in_blocks(window, tokens, config.is_causal_stack)
     whole = _score_mask(config, layer_type, states, given, cache, position_ids)
@@ -220,13 +224,50 @@ def _global_mask(
         )
     sizes: tuple[Any, Any] = ((length, 0), (length, 0))
     if cache is not None:
-        layer = find_first_full_attention_index(cache)
-        sizes = ((length, cache.get_query_offset(layer)), cache.get_mask_sizes(length, layer))
+        index = find_first_full_attention_index(cache)
+        sizes = ((length, cache.get_query_offset(index)), cache.get_mask_sizes(length, index))
     queries_T, keys_S = (torch.arange(size, device=states.device) + offset for size, offset in sizes)
     assert config.sliding_window is not None
     near = Window(*reach(config.sliding_window, config.is_causal_stack))
     make_ready = partial(ready_mask, dtype=states.dtype, implementation=config._attn_implementation)
-    return dense_mask(near, whole, tokens, (queries_T, keys_S), make_ready)
+    mask = dense_mask(near, whole, tokens, (queries_T, keys_S), make_ready)
+    if layer is not None and isinstance(mask, DenseGlobals):
+        real_BT = mask.is_global_BT if given.padding is None else mask.is_global_BT & given.padding.bool()
+        mask = mask._replace(places_BG=find_places(real_BT))
+    return mask
+
+
+def _mask_after_past(
+    config: FratrieConfig, states: torch.Tensor, given: GivenMask, layer: WindowAndGlobalsLayer
+) -> torch.Tensor:
+    """The mask of tokens after a past of which a window and the global tokens are kept.
+
+    Raises:
+        ValueError: for a mask of the scores, and for global tokens, which would see what is kept no longer.
+    """
+    way_out = "use a cache that keeps all tokens, DynamicCache() or a static one, or use_cache=False."
+    if given.ready is not None or given.by_layer_type is not None:
+        raise ValueError(
+            "Mixers such as 'longformer' keep a window of the past and its global tokens, which a mask of single "
+            f"scores does not fit: give the padding as attention_mask (batch, length), or {way_out}"
+        )
+    if (given.global_tokens is None) != (layer.global_places is None):
+        raise ValueError(OTHER_CHOICE)
+    length, past = states.shape[1], layer.get_seq_length()
+    keys, offset = layer.get_mask_sizes(length)
+    real_BS = None if given.padding is None else given.padding.bool()
+    if given.global_tokens is not None and given.global_tokens.shape[1] > past:
+        new_BT = given.global_tokens[:, past:].bool()
+        if bool((new_BT if real_BS is None else new_BT & real_BS[:, past:]).any()):
+            raise ValueError(
+                "global_attention_mask has global tokens after a past, of whose tokens they are to see all: give all "
+                f"global tokens in the first pass (without prefill_chunk_size), or {way_out}"
+            )
+    queries_T, keys_S = (torch.arange(size, device=states.device) for size in (length, keys))
+    seen_BS = None if real_BS is None else real_BS[:, offset : offset + keys]
+    near = Window(*reach(layer.sliding_window, is_causal=True))
+    mask = mask_after_past(near, (queries_T + past, keys_S + offset), layer.global_places, seen_BS)
+    return ready_mask(mask, states.dtype, config._attn_implementation)
 
 
 def ready_mask(mask: torch.Tensor, dtype: torch.dtype, implementation: str | None) -> torch.Tensor:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, DynamicLayer
 
 from .configuration import FratrieConfig
 from .layout import Layout
@@ -110,6 +110,11 @@ class Mixer(nn.Module):
         Raises:
             ValueError: with the field, its value and the way out.
         """
+
+    @classmethod
+    def cache_layer(cls, config: FratrieConfig) -> DynamicLayer | None:
+        """What keeps its past in a cache that grows, where none of Hugging Face's layers does."""
+        return None
 
     @classmethod
     def tensor_parallel_plan(cls, config: FratrieConfig) -> Plan:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from layouts import rows_of_stack
 from mixer_contract import MixerContract, alone, angles, close, pad, texts, turn
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import DynamicCache, StaticCache
 
 from fratrie import (
     FratrieDecoderConfig,
@@ -20,6 +20,7 @@ from fratrie import (
 )
 from fratrie.modeling import windows
 from fratrie.modeling.global_tokens import GlobalsInBlocks
+from fratrie.modeling.window_cache import give_own_layers
 
 WINDOW = 3
 ROTARY = {"position_type": "rotary", "num_key_value_heads": 2}
@@ -189,19 +190,90 @@ def test_a_global_token_sees_its_document_and_is_seen_by_it(path, causal, reques
             assert bool(grad[0, key].any()) == (near and not (causal and key > query)), (query, key)
 
 
-@pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("pieces", [[9], [4, 5], [1] * 9, [7, 1, 1]], ids=str)
-def test_the_cache_keeps_global_tokens_however_far_back(pieces):
-    model, ids = build(True, **ROTARY), torch.stack(texts(9, 9))
-    tokens = marks([0, 2, 7], 2, 9)
-    tokens[1, 2] = 0
-    expected = model(ids, global_attention_mask=tokens, use_cache=False).last_hidden_state
-    cache, states, seen = DynamicCache(config=model.config), [], 0
+def in_pieces(model, ids, pieces, cache, tokens, mask=None, change=None):
+    """The states of all tokens; `change` is done to the cache after each piece."""
+    states, seen = [], 0
     for piece in ids.split(pieces, dim=1):
         seen += piece.shape[1]
-        states.append(model(piece, cache=cache, global_attention_mask=tokens[:, :seen]).last_hidden_state)
-    close(torch.cat(states, dim=1), expected)
-    assert cache.layers[0].keys.shape == (2, 4, 9, 4), "those of both projections"
+        given = {"attention_mask": None if mask is None else mask[:, :seen], "cache": cache}
+        states.append(model(piece, **given, global_attention_mask=tokens[:, :seen]).last_hidden_state)
+        if change is not None:
+            change(cache)
+    return torch.cat(states, dim=1)
+
+
+@pytest.mark.parametrize("path", ["blocks", "dense", "eager"])
+@pytest.mark.parametrize("pieces", [[12], [5, 7], [4] + [1] * 8, [5, 2, 1, 4]], ids=str)
+def test_the_cache_keeps_a_window_and_global_tokens_however_far_back(pieces, path, request):
+    if path == "blocks":
+        request.getfixturevalue("small_blocks")
+    model = build(True, **ROTARY, attn_implementation="eager" if path == "eager" else "sdpa")
+    ids, tokens = torch.stack(texts(12, 12, 9)[:2]), marks([0, 3], 2, 12)
+    tokens[1, 0] = 0
+    mask = torch.ones_like(ids)
+    mask[1, :2] = 0
+    cache = DynamicCache(config=model.config)
+    states = in_pieces(model, ids, pieces, cache, tokens, mask)
+    expected = model(ids, attention_mask=mask, global_attention_mask=tokens, use_cache=False).last_hidden_state
+    close(states[mask.bool()], expected[mask.bool()])
+    layer = cache.layers[0]
+    assert layer.keys.shape == layer.global_keys.shape == (2, 2, WINDOW - 1, 4), "by one projection, at any length"
+
+
+@pytest.mark.parametrize("cache", ["static", "plain"])
+def test_a_cache_of_all_tokens_takes_later_global_ones(cache):
+    model, ids, tokens = build(True, **ROTARY), torch.stack(texts(9, 9)), marks([0, 2, 7], 2, 9)
+    tokens[1, 2] = 0
+    past = DynamicCache() if cache == "plain" else StaticCache(model.config, 9)
+    states = in_pieces(model, ids, [4, 1, 4], past, tokens)
+    close(states, model(ids, global_attention_mask=tokens, use_cache=False).last_hidden_state)
+    assert past.layers[0].keys.shape == (2, 4, 9, 4), "those of both projections"
+    with pytest.raises(ValueError, match=r"global tokens after a past, .* give all global tokens in the first pass"):
+        in_pieces(model, ids, [4, 1, 4], DynamicCache(config=model.config), tokens)
+
+
+def test_a_cache_whose_rows_change_takes_its_global_tokens_along():
+    """As beam search does, and generation of several texts from one prompt."""
+    model, ids, tokens = build(True), torch.stack(texts(9, 9, 9)), torch.eye(3, 9).long()
+    expected = model(ids, global_attention_mask=tokens, use_cache=False).last_hidden_state
+    order = torch.tensor([2, 0, 0])
+    for change in ("reorder_cache", "batch_select_indices"):
+        cache = DynamicCache(config=model.config)
+        model(ids[:, :7], global_attention_mask=tokens[:, :7], cache=cache)
+        getattr(cache, change)(order)
+        states = model(ids[order, 7:], global_attention_mask=tokens[order, :7], cache=cache).last_hidden_state
+        close(states, expected[order, 7:])
+    cache.batch_repeat_interleave(2)
+    assert cache.layers[1].global_keys.shape[0] == cache.layers[1].global_places.shape[0] == 6
+    cache.reset()
+    close(model(ids, global_attention_mask=tokens, cache=cache).last_hidden_state, expected)
+
+
+@pytest.mark.parametrize("removed", [2, 4])
+def test_a_recorded_past_is_cropped_with_its_global_tokens(removed):
+    model, (document,) = build(True), texts(12)
+    ids, tokens = document[None], marks([1, 5], 1, 6)
+    cache = DynamicCache(config=model.config)
+    give_own_layers(cache, model.config)
+    cache.activate_past_recording()
+    model(ids[:, [0, 1, 7, 3, 9, 8]], global_attention_mask=tokens, cache=cache)
+    model(ids[:, :4], global_attention_mask=tokens, cache=cache)
+    cache.crop(-4 - removed)
+    kept = 6 - removed
+    before = torch.cat((ids[:, [0, 1, 7, 3, 9, 8]][:, :kept], ids[:, :6]), dim=1)
+    tokens = tokens[:, :kept]
+    states = model(ids[:, :6], global_attention_mask=tokens, cache=cache).last_hidden_state
+    close(states, model(before, global_attention_mask=tokens, use_cache=False).last_hidden_state[:, kept:])
+
+
+def test_assisted_generation_takes_back_what_it_guessed_wrong():
+    model, prompt = build(True, FratrieDecoderForCausalLM), torch.tensor([[3, 4, 5, 3, 4, 5, 3, 4]])
+    options = {"max_new_tokens": 8, "do_sample": False, "global_attention_mask": marks([0, 2], 1, 8)}
+    written = model.generate(prompt, prompt_lookup_num_tokens=3, **options)
+    assert torch.equal(written, model.generate(prompt, **options))
+    assistant = build(True, FratrieDecoderForCausalLM, num_hidden_layers=1)
+    written = model.generate(prompt, assistant_model=assistant, max_new_tokens=8, do_sample=False)
+    assert torch.equal(written, model.generate(prompt, max_new_tokens=8, do_sample=False))
 
 
 @pytest.mark.parametrize("beams", [1, 2])
@@ -353,6 +425,9 @@ def test_it_builds_with_no_further_field(config_class):
     assert {f"layers.*.mixer.{letter}_global_proj" for letter in "qkv"} <= config.base_model_tp_plan.keys()
     with pytest.raises(ValueError, match="sliding_window=0: set it"):
         config_class(**sizes, mixer_types=["longformer"], sliding_window=0)
+    if config_class is FratrieDecoderConfig:
+        with pytest.raises(ValueError, match="sliding_window=1 would let a token see itself and global ones alone"):
+            config_class(**sizes, mixer_types=["longformer"], sliding_window=1)
     with pytest.raises(ValueError, match="sliding_window=3 has no use without"):
         config_class(**sizes, mixer_types=["softmax"], sliding_window=3)
 
