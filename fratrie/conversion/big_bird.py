@@ -18,7 +18,7 @@ from fratrie.modeling.encoder import (
 from .bert import BERT, CLASSIFIER_DROPOUT, DENSE_CLASSIFIER, TOKEN_CLASSIFIER
 from .recipe import Field, Head, Weight
 
-# Theirs has a pooler under every head, which most do not read.
+# Theirs has a pooler under every head, which most do not read: `to_hf` says that it is drawn anew.
 _POOLER = Weight("bert.pooler")
 
 

@@ -155,6 +155,10 @@ def to_hf(model: FratriePreTrainedModel, model_type: str | None = None) -> PreTr
     for name, value in recipe.unsaid(model.config, config, head).items():
         _logger.warning(f"{name}={value!r} has no place in a {model_type!r} model.")
     theirs = _build(head.their_class, config, states, model, computed, **arguments)
+    unread = recipe.computed_weights(head, with_formulas=False)
+    for name, weight in theirs.named_parameters():
+        if name in unread and weight.ndim > 1:
+            _logger.warning(f"{name} is drawn anew: no output of a {head.theirs} depends on it, so ours has none.")
     _keep_generation_config(model, theirs)
     return theirs
 

@@ -461,9 +461,10 @@ class Recipe:
         lines = [(rule, rule.theirs, list(rule.names)) for rule in head.weights] + body
         return [line for line in lines if theirs is None or line[0].holds(theirs)]
 
-    def computed_weights(self, head: Head) -> set[str]:
+    def computed_weights(self, head: Head, with_formulas: bool = True) -> set[str]:
         """Names of their weights that no output depends on, or that a formula gives; their class makes them."""
-        names = {line for rule, line, ours in self._lines(head, None) if not ours}
+        lines = self._lines(head, None)
+        names = {line for rule, line, ours in lines if not ours and (with_formulas or rule.formula is None)}
         return names | {f"{name}.{part}" for name in names for part in ("weight", "bias")}
 
     def _inert_fields(self, head: Head) -> set[str]:

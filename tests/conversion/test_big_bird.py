@@ -1,5 +1,7 @@
 """BigBird by blocks: texts of any length, long enough for it, give what Hugging Face's model gives in evaluation."""
 
+import logging
+
 import pytest
 import torch
 from families import ENCODER, Case, our_model, precise, their_model
@@ -56,3 +58,11 @@ def test_a_short_text_changes_no_longer_one():
         before = ours(ids).logits, theirs(ids).logits
         close(ours(ids[:, :14]).logits, theirs(ids[:, :14]).logits, 1e-5)
         assert torch.equal(ours(ids).logits, before[0]) and not torch.allclose(theirs(ids).logits, before[1])
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_pooler_that_no_output_depends_on_is_said_to_be_drawn_anew(head, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    to_hf(our_model(their_model(case_of(head))))
+    said = "bert.pooler.weight is drawn anew: no output of a" in caplog.text
+    assert said == (head != "BigBirdModel")
