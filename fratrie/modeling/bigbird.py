@@ -222,7 +222,7 @@ class BigBirdAttention(AttentionMixer):
 
     def _list(self, number_B: torch.Tensor, blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The blocks `(B, H, I, M)` that each block sees, itself first, and which of these count, each once."""
-        index_1I = torch.arange(blocks, device=number_B.device).unsqueeze(0).expand(len(number_B), -1)
+        index_1I = torch.arange(blocks, device=number_B.device).unsqueeze(0).expand(number_B.shape[0], -1)
         last_BI = (number_B[:, None] - 1).expand_as(index_1I)
         fixed = [(index_1I, index_1I <= last_BI), (index_1I - 1, index_1I > 0)]
         fixed.append((torch.zeros_like(index_1I), index_1I > 1))
@@ -250,8 +250,8 @@ class BigBirdAttention(AttentionMixer):
         position_BT = position_BS.index_select(1, place_T)
         block_BT, block_BS = position_BT // self.block_size, position_BS // self.block_size
         number_B = -(-length_B // self.block_size)
-        row_B = torch.arange(len(number_B), device=device)[:, None, None]
-        seen_BHIJ = self._seen(number_B, -(-keys // self.block_size)).expand(len(number_B), -1, -1, -1)
+        row_B = torch.arange(number_B.shape[0], device=device)[:, None, None]
+        seen_BHIJ = self._seen(number_B, -(-keys // self.block_size)).expand(number_B.shape[0], -1, -1, -1)
         seen_BHTS = seen_BHIJ[row_B, :, block_BT[:, :, None], block_BS[:, None, :]].permute(0, 3, 1, 2)
         if self.is_causal:
             seen_BHTS = seen_BHTS & (position_BS[:, None, :] <= position_BT[:, :, None]).unsqueeze(1)

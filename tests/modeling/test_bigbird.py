@@ -258,3 +258,14 @@ def test_it_builds_without_further_fields():
     model = FratrieEncoderModel(FratrieEncoderConfig(**SIZES, mixer_types=["bigbird"] * 2))
     mixer = model.layers[0].mixer
     assert (mixer.block_size, mixer.random_blocks, mixer.draws.numbers.shape) == (64, 3, (1, 4, 8, 3))
+
+
+def test_a_padded_batch_is_exported_for_every_size():
+    model = build(causal=False).base_model.float()
+    sizes = {0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO}
+    ids, mask = pad(texts(9, 6), "left")
+    inputs, shapes = {"input_ids": ids, "attention_mask": mask}, {"input_ids": sizes, "attention_mask": sizes}
+    exported = torch.export.export(model, (), inputs, dynamic_shapes=shapes, strict=False).module()
+    ids, mask = pad(texts(14, 9, 3), "left")
+    states, expected = (run(input_ids=ids, attention_mask=mask).last_hidden_state for run in (exported, model))
+    close(states[mask.bool()], expected[mask.bool()], 1e-5)
