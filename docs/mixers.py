@@ -1,7 +1,8 @@
-"""Draws what each mixer lets a token see: `python docs/mixers.py` writes `docs/mixers.png`.
+"""Draws what mixers let a token see, and how far: `python docs/mixers.py` writes `mixers.png` and `gradients.png`.
 
-Nothing is drawn by hand: a layer of the model is built, and a pixel shows how much the output of one token (row)
-changes with the input of another (column), by gradient.
+Nothing is drawn by hand: a layer of the model is built. In the first picture a pixel shows how much the output of one
+token (row) changes with the input of another (column), by gradient; the second one shows the norm of such gradients at
+growing distances, of which a table is printed, too.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 from matplotlib.figure import Figure
+from torch import nn
 
 from fratrie import FratrieDecoderConfig, FratrieDecoderModel, FratrieEncoderConfig, FratrieEncoderModel
 from fratrie.modeling.layout import Rows
@@ -34,7 +36,30 @@ FIELDS: dict[str, dict[str, Any]] = {
 SLIDING: dict[str, Any] = {"layer_types": ["sliding_attention"], "sliding_window": 5}
 
 
+# How far back the gradient is followed, and where the table shows it.
+FARTHEST = 64
+SHOWN = (1, 8, 64)
+WIDTH = 16
+# Recurrent matrices are orthogonal times a gain; without a gain they are zero, and the gate that keeps the state is
+# open: that of the rows from `WIDTH` to `2 * WIDTH`, in torch's LSTM and in its GRU.
+CURVES: dict[str, dict[str, Any]] = {
+    "`rnn`, gain 0.5": {"name": "rnn", "gain": 0.5},
+    "`rnn`, gain 1.5": {"name": "rnn", "gain": 1.5},
+    "the same, clipped": {"name": "rnn", "gain": 1.5, "max_norm": 1.0},
+    "`lstm`": {"name": "lstm"},
+    "`gru`": {"name": "gru"},
+    "`softmax`": {"name": "softmax"},
+}
+
+
 def main() -> None:
+    """Draw both pictures, and print the table."""
+    draw_patterns()
+    draw_gradients()
+    print(table())
+
+
+def draw_patterns() -> None:
     """Draw every mixer in both directions, where it has them."""
     panels = {name: {"mixer_types": [name], **FIELDS.get(name, {})} for name in MIXERS}
     panels = {"softmax": panels.pop("softmax"), "softmax, sliding": SLIDING, **panels}
@@ -74,6 +99,56 @@ def influence(is_causal: bool, fields: dict[str, Any]) -> torch.Tensor:
     rows = [torch.autograd.grad(mixed[0, token].sum(), states, retain_graph=True)[0] for token in range(TOKENS)]
     seen = torch.stack([row[0].norm(dim=-1) for row in rows])
     return (seen > 0) * (0.15 + seen / seen.amax(dim=1, keepdim=True))
+
+
+def reach(name: str, distance: int, gain: float | None = None, max_norm: float | None = None) -> float:
+    """Norm of the gradient of a token's output by the input `distance` tokens before it, about states of zero.
+
+    Args:
+        name: of the mixer, in a layer of random weights.
+        distance: in tokens; before them there are none.
+        gain: by which recurrent weights make every vector longer.
+        max_norm: to which the gradient of all inputs together is clipped.
+    """
+    torch.manual_seed(0)
+    sizes = {**SIZES, "hidden_size": WIDTH, "mixer_types": [name], "initializer_range": WIDTH**-0.5}
+    model = FratrieDecoderModel(FratrieDecoderConfig(**sizes)).double()
+    mixer = model.layers[0].mixer
+    if gain is not None:
+        nn.init.orthogonal_(mixer.weight_hh_l0, gain)
+    elif name in ("lstm", "gru"):
+        nn.init.zeros_(mixer.weight_hh_l0)
+        nn.init.constant_(mixer.bias_ih_l0[WIDTH : 2 * WIDTH], 20.0 if name == "lstm" else 3.0)
+    states = torch.zeros(1, distance + 1, WIDTH, dtype=torch.float64, requires_grad=True)
+    layout = Rows(shape=(1, distance + 1), given=GivenMask.read(None))
+    model.complete(layout, states, None)
+    mixed, _ = mixer(states, layout)
+    (states.grad,) = torch.autograd.grad(mixed[0, -1].sum(), states)
+    if max_norm is not None:
+        nn.utils.clip_grad_norm_([states], max_norm)
+    return states.grad[0, 0].norm().item()
+
+
+def table() -> str:
+    """The gradients at some distances, in Markdown."""
+    lines = ["| tokens | " + " | ".join(CURVES) + " |", "|---" * (1 + len(CURVES)) + "|"]
+    for distance in SHOWN:
+        norms = (reach(distance=distance, **curve) for curve in CURVES.values())
+        lines.append(f"| {distance} | " + " | ".join(f"{norm:.2g}" for norm in norms) + " |")
+    return "\n".join(lines)
+
+
+def draw_gradients() -> None:
+    """Draw the gradients at all distances."""
+    figure = Figure(figsize=(6, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    for label, curve in CURVES.items():
+        norms = [reach(distance=distance, **curve) for distance in range(1, FARTHEST + 1)]
+        style = "--" if "max_norm" in curve else "-"
+        axes.plot(range(1, FARTHEST + 1), norms, style, label=label.replace("`", ""))
+    axes.set(xlabel="tokens back", ylabel="norm of the gradient", yscale="log", xlim=(1, FARTHEST))
+    axes.legend(fontsize="small")
+    figure.savefig(Path(__file__).with_name("gradients.png"), dpi=100)
 
 
 if __name__ == "__main__":

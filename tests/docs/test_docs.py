@@ -149,3 +149,14 @@ def test_the_table_of_the_configuration_is_up_to_date_and_complete():
     for config_class in (FratrieEncoderConfig, FratrieDecoderConfig, FratrieSeq2SeqConfig):
         for name in {field.name for field in dataclasses.fields(config_class)} - inherited:
             assert f"`{name}`" in page, name
+
+
+def test_gradients_over_time_are_those_of_the_page_and_vanish_explode_or_stay():
+    """The claim of the seeds: clipping bounds what explodes, and attention does neither (Bengio et al. 1994)."""
+    drawn = runpy.run_path(str(ROOT / "docs" / "mixers.py"))
+    assert drawn["table"]() in (ROOT / "docs" / "mixers.md").read_text(encoding="utf-8"), "python docs/mixers.py"
+    near, far = ([drawn["reach"](distance=k, **curve) for curve in drawn["CURVES"].values()] for k in (10, 50))
+    vanishing, exploding, clipped, lstm, _, softmax = (y / x for x, y in zip(near, far, strict=True))
+    assert vanishing < 1e-11 and exploding > 1e6
+    assert max(near[2], far[2]) <= 1 and 0.5 < clipped < 2
+    assert lstm > 0.99 and softmax == pytest.approx(11 / 51)
