@@ -3,10 +3,13 @@
 Its forms: decays by head or by channel, with the delta rule or without it.
 """
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 from torch._dynamo.testing import CompileCounter
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import MiniMaxConfig
@@ -17,6 +20,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
     torch_recurrent_gated_delta_rule,
 )
 
+from fratrie import FratrieDecoderConfig, FratrieDecoderModel
 from fratrie.modeling.recurrence import recurrence, recurrence_flops
 
 HEADS, KEY, VALUE = 3, 5, 4
@@ -201,3 +205,42 @@ def test_its_operations_are_those_that_torch_counts(by_channel, delta, length, c
         recurrence(*tokens, None, chunk)
     counted = 2 * HEADS * recurrence_flops(length, chunk, KEY, VALUE, by_channel, delta)
     assert counted == counter.get_total_flops()
+
+
+class Rounded(torch.autograd.Function):
+    """To bfloat16 and back, forward and backward."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.bfloat16().to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.bfloat16().to(gradient.dtype)
+
+
+@pytest.mark.parametrize("name", ["retention", "kimi_delta", "gated_delta", "ssd"])
+def test_under_autocast_gradients_are_as_exact_as_linear_maps_in_bfloat16_let_them_be(name):
+    """What they lack, a stack in float64 lacks as well whose linear maps alone are rounded."""
+    sizes = {"hidden_size": 16, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 40}
+    torch.manual_seed(0)
+    model = FratrieDecoderModel(FratrieDecoderConfig(**sizes, mixer_types=[name] * 2, position_type="none")).eval()
+    for weight in model.parameters():
+        weight.data.add_(torch.randn_like(weight) * 0.3)
+    exact, rounded = (copy.deepcopy(model).double() for _ in range(2))
+    for module in rounded.modules():
+        if isinstance(module, nn.Linear):
+            module.weight.data = module.weight.data.bfloat16().double()
+            module.register_forward_pre_hook(lambda _, inputs: (Rounded.apply(inputs[0]),))
+            module.register_forward_hook(lambda _, inputs, output: Rounded.apply(output))
+    ids, weights = torch.randint(1, 40, (2, 24)), torch.randn(2, 24, 16)
+
+    def gradients(of, autocast=False):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            states = of(ids, use_cache=False).last_hidden_state
+        (states.double() * weights).mean().backward()
+        return torch.cat([weight.grad.double().flatten() for weight in of.parameters() if weight.grad is not None])
+
+    expected = gradients(exact)
+    errors = [(found - expected).norm() for found in (gradients(model, autocast=True), gradients(rounded))]
+    assert errors[0] < 1.5 * errors[1] < 0.3 * expected.norm()
