@@ -151,7 +151,7 @@ class FratrieConfig(FratrieBaseConfig):
         reformer_window: how many tokens of its bucket a query sees before it, and where bidirectional behind it (64).
         reformer_seed: what the directions of the hash are drawn from (0).
         sliding_window: reach of the sliding layers and of the longformer mixer: the last `sliding_window` tokens where
-            causal (two at least of sliding layers), that many to each side where bidirectional. Other layers do not
+            causal (two at least), that many to each side where bidirectional. Other layers do not
             read it; the longformer mixer has 256 by default.
         bigbird_block_size, bigbird_random_blocks: of the mixer `"bigbird"` (Zaheer et al. 2020): tokens of a block, 64
             by default; and how many blocks besides its neighbours, the first and the last one a block sees, 3 by
