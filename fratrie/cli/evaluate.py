@@ -34,7 +34,7 @@ class EvaluationOptions(InferenceOptions):
     """Which texts to score on, and where to write."""
 
     file: str | None = field(
-        default=None, metadata={"help": "Labelled texts: .txt (annotation format), .csv, .tsv, .jsonl, .parquet."}
+        default=None, metadata={"help": "Labelled texts: .txt (annotated), .csv, .tsv, .xlsx, .ods, .jsonl, .parquet."}
     )
     label_column: str = field(default="labels", metadata={"help": "Column of the labels or values."})
     part: Literal["train", "test"] = field(

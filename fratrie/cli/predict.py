@@ -45,7 +45,7 @@ NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?([eE][+-]?\d+)?")
 class PredictionOptions(InferenceOptions):
     """Which texts to label, and where to write."""
 
-    input_file: str = field(metadata={"help": "Texts: .txt (one per line), .csv, .tsv, .jsonl or .parquet."})
+    input_file: str = field(metadata={"help": "Texts: .txt (one a line), .csv, .tsv, .xlsx, .ods, .jsonl, .parquet."})
     output_file: str = field(metadata={"help": "The csv file to write."})
     overwrite: bool = field(
         default=False, metadata={"help": "Replace an output file that is not an earlier output for the same labels."}

@@ -54,7 +54,7 @@ class CorpusOptions(ReadingOptions):
 
     files: list[str] = field(
         default_factory=list,
-        metadata={"help": "Texts: .txt (one per line), .csv, .tsv, .json, .jsonl or .parquet files."},
+        metadata={"help": "Texts: .txt (one per line), .csv, .tsv, .xlsx, .ods, .json, .jsonl or .parquet files."},
     )
     validation_files: list[str] = field(
         default_factory=list, metadata={"help": "Texts to evaluate on; by default a part of the training texts."}
@@ -176,7 +176,7 @@ def _compared(data: CorpusOptions, rows: dict[str, AnyDataset]) -> dict[str, Any
     if "validation" in rows:
         compared["validation data"] = fingerprint_rows(cast(Dataset, rows["validation"]))
     if data.streaming:
-        reading = ("text_column", "encoding", "delimiter", "dataset_config", "dataset_split")
+        reading = ("text_column", "encoding", "delimiter", "sheet", "dataset_config", "dataset_split")
         compared |= {name: getattr(data, name) for name in reading}
         if data.dataset and not Path(data.dataset).is_dir():
             compared["dataset"] = data.dataset

@@ -34,7 +34,7 @@ class TokenizerArguments(ReadingOptions):
     overwrite: bool = field(default=False, metadata={"help": "Replace a tokenizer that the folder holds."})
     files: list[str] = field(
         default_factory=list,
-        metadata={"help": "Texts: .txt, .csv, .tsv, .json, .jsonl or .parquet files."},
+        metadata={"help": "Texts: .txt, .csv, .tsv, .xlsx, .ods, .json, .jsonl or .parquet files."},
     )
     annotated: bool = field(
         default=False,

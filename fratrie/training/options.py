@@ -25,9 +25,13 @@ class ReadingOptions:
         metadata={"help": "What stands between the columns of csv files, such as ';'; by default as the file shows."},
     )
 
+    sheet: str | None = field(
+        default=None, metadata={"help": "Sheet of a spreadsheet; by default the only one that has content."}
+    )
+
     def text_format(self) -> TextFormat:
-        """Encoding and delimiter; a ValueError says which of them is impossible."""
-        return TextFormat(self.encoding, self.delimiter)
+        """Encoding, delimiter and sheet; a ValueError says which of them is impossible."""
+        return TextFormat(self.encoding, self.delimiter, self.sheet)
 
 
 @dataclass(kw_only=True)
