@@ -20,10 +20,10 @@ ecosystem: .venv/.ecosystem
 	touch $@
 
 demo: install
-	$(BIN)/python scripts/demo.py --output_dir runs/demo
+	$(BIN)/fratrie demo --output_dir runs/demo
 
 demo-scratch: install
-	$(BIN)/python scripts/demo.py --from_scratch --output_dir runs/demo-scratch
+	$(BIN)/fratrie demo --from_scratch --output_dir runs/demo-scratch
 
 test: install ecosystem
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses=2 --dist=worksteal --durations=15

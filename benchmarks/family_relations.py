@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from sklearn.model_selection import GroupKFold
 from transformers import HfArgumentParser
 
+from fratrie.cli.running import run
 from fratrie.data.annotation import LABELS
 from fratrie.data.corpus import load_family_relations
 from fratrie.training.baselines import score_baselines
 from fratrie.training.bootstrap import compare, comparison_table
 from fratrie.training.classifiers import load_classifier
-from fratrie.training.cli import run
 from fratrie.training.encoding import encode
 from fratrie.training.launch import open_inference
 from fratrie.training.metrics import multilabel_scores

@@ -29,8 +29,8 @@ from fratrie.accounting import (
     forward_flops,
     training_flops,
 )
-from fratrie.accounting.__main__ import layer_table, main
 from fratrie.accounting.parameters import build_on_meta
+from fratrie.cli.account import layer_table, main
 from fratrie.modeling.attention import SoftmaxAttention
 from fratrie.modeling.latent_attention import LatentAttention
 from fratrie.modeling.mixer import Mixer
@@ -448,7 +448,7 @@ def test_unknown_names_end_without_a_traceback(monkeypatch, capsys, tmp_path):
     for name, message in (("gpt3", "did you mean"), (str(tmp_path), "config.json")):
         monkeypatch.setattr(sys, "argv", ["accounting", name])
         with pytest.raises(SystemExit) as end:
-            runpy.run_module("fratrie.accounting", run_name="__main__")
+            runpy.run_module("fratrie.cli.account", run_name="__main__")
         assert end.value.code == 2
         assert message in capsys.readouterr().err
 

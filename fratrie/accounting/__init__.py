@@ -1,7 +1,7 @@
 """What a model costs, from its configuration alone: parameters, floating-point operations, cache and activations.
 
-Models are built on the meta device, without weights, so the largest takes a second. `python -m fratrie.accounting
-gpt3-175b` prints the account of a preset.
+Models are built on the meta device, without weights, so the largest takes a second. `fratrie account gpt3-175b`
+prints the account of a preset.
 """
 
 from .compute import flops_per_token, forward_flops, training_flops

@@ -96,8 +96,7 @@ def build_on_meta(config: PreTrainedConfig) -> FratriePreTrainedModel:
     """
     if config.model_type not in _LM_CLASSES:
         raise ValueError(
-            f"model_type={config.model_type!r} is none of {', '.join(_LM_CLASSES)}: make it one "
-            "with scripts/convert.py."
+            f"model_type={config.model_type!r} is none of {', '.join(_LM_CLASSES)}: make it one with fratrie convert."
         )
     model_class = _LM_CLASSES[config.model_type]
     for name in (config.architectures or [])[:1]:

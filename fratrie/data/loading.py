@@ -53,7 +53,7 @@ def load_labelled(
     as annotation codes (`jm+, jp-`). Repeated texts are logged.
 
     Args:
-        path: .txt (annotation format), .csv, .tsv, .json, .jsonl or .parquet.
+        path: .txt (annotation format), .csv, .tsv, .xlsx, .ods, .json, .jsonl or .parquet.
         label_names: the known labels in the order of their ids; by default those that the file declares or
             `LABELS` for annotation codes, otherwise all that occur, sorted.
         text_column, label_column: column names; they play no part in .txt files.
@@ -123,7 +123,7 @@ def load_values(
 def load_texts(
     path: str | PathLike[str], text_column: str = "text", annotated: bool = False, form: TextFormat = UTF8
 ) -> list[str]:
-    """Read texts: one per line from .txt, or a column of .csv, .tsv, .json, .jsonl or .parquet.
+    """Read texts: one per line from .txt, or a column of .csv, .tsv, .xlsx, .ods, .json, .jsonl or .parquet.
 
     Only `\\n` and `\\r\\n` end a line of .txt. Blank lines and empty cells are left out, which is logged.
 

@@ -1,4 +1,4 @@
-"""Files of rows (csv, tsv, json, jsonl, parquet) read into plain columns, or one column of them row by row.
+"""Files of rows (csv, spreadsheets, json, jsonl, parquet) read into plain columns, or one column of them row by row.
 
 The readers guess no types: in a French corpus «nan» and «null» are words, and a label may be called `0`."""
 
@@ -14,6 +14,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TextIO
 
+from fratrie.data import sheets
 from fratrie.data.annotation import excerpt, first_of
 from fratrie.data.text_files import UTF8, TextFormat, checked_lines, existing_file, open_text, read_text
 
@@ -47,10 +48,10 @@ def missing_column(source: str | PathLike[str], name: str, there: Iterable[str],
 
 
 def read_table(path: str | PathLike[str], form: TextFormat = UTF8) -> Table:
-    """Read a .csv, .tsv, .json, .jsonl or .parquet file.
+    """Read a .csv, .tsv, .xlsx, .xls, .ods, .json, .jsonl or .parquet file.
 
-    csv and tsv: a header line, then strings; Excel's first line `sep=;` is understood, and a column without a name
-    and content is left out. json: one object per line, or one array of objects; an absent key is None.
+    csv, tsv and spreadsheets: a header line, then strings; Excel's first line `sep=;` is understood, and a column
+    without a name and content is left out. json: one object per line, or one array of objects; an absent key is None.
 
     Raises:
         ValueError: the content is not what the extension promises (with the line), or there are no rows.
@@ -78,8 +79,8 @@ def stream_column(path: str | PathLike[str], column: str, form: TextFormat = UTF
         yield from _stream_parquet(path, column)
     elif kind in (".csv", ".tsv"):
         yield from _stream_csv(path, column, form)
-    elif kind == ".json" and _begins_an_array(path, form):
-        yield from _read_json(path, form).column(column, "text_column")
+    elif kind in sheets.KINDS or (kind == ".json" and _begins_an_array(path, form)):
+        yield from _READERS[kind](path, form).column(column, "text_column")
     else:
         yield from _stream_json_lines(path, column, form)
 
@@ -125,8 +126,8 @@ def table_kind(path: Path) -> str:
 def _read_csv(path: Path, form: TextFormat) -> Table:
     text = read_text(path, form)
     rows = _csv_rows(io.StringIO(text, newline=""), path, _delimiter(path, form))
-    line, header = next(rows, (1, []))
-    _check_header(path, line, header)
+    line_of_header, header = next(rows, (1, []))
+    _check_header(path, line_of_header, header)
     kept, problems = [], []
     for line, row in rows:
         if len(row) == len(header):
@@ -135,11 +136,16 @@ def _read_csv(path: Path, form: TextFormat) -> Table:
             problems.append(_ragged(path, line, row, header))
     if problems:
         raise ValueError("\n".join(first_of(problems)))
-    columns = [(name, [row[place] for row in kept]) for place, name in enumerate(header)]
+    return _table_of(path, line_of_header, header, kept)
+
+
+def _table_of(path: Path, line: int, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """The columns of rows under a header, but those without a name and content."""
+    columns = [(name, [row[place] for row in rows]) for place, name in enumerate(header)]
     columns = [(name, cells) for name, cells in columns if name.strip() or any(map(str.strip, cells))]
     if len(dict(columns)) < len(columns):
         raise ValueError(
-            f"{path}, line 1: several columns with content have no name in {excerpt(header, 300)}: name them"
+            f"{path}, line {line}: several columns with content have no name in {excerpt(header, 300)}: name them"
         )
     return Table(path, dict(columns))
 
@@ -218,6 +224,15 @@ def _ragged(path: Path, line: int, row: Sequence[str], header: Sequence[str]) ->
         f"{path}, line {line}: {len(row)} fields, expected {len(header)} as in the header: {excerpt(','.join(row))} "
         "(a field that holds the delimiter stands in quotes; --delimiter names another)"
     )
+
+
+# --- spreadsheets ---
+
+
+def _read_spreadsheet(path: Path, form: TextFormat) -> Table:
+    (line, header), *rows = sheets.read_sheet(path, form.sheet) or [(1, [])]
+    _check_header(path, line, header)
+    return _table_of(path, line, header, [row for _, row in rows])
 
 
 # --- json ---
@@ -386,6 +401,7 @@ def _class_names(value: Any, names: Sequence[str]) -> Any:
 _READERS: dict[str, Callable[[Path, TextFormat], Table]] = {
     ".csv": _read_csv,
     ".tsv": _read_csv,
+    **dict.fromkeys(sheets.KINDS, _read_spreadsheet),
     ".json": _read_json,
     ".jsonl": _read_json,
     ".parquet": _read_parquet,

@@ -16,12 +16,13 @@ ENCODING_ADVICE = "save the file as UTF-8, or name its encoding by encoding (--e
 
 @dataclass(frozen=True)
 class TextFormat:
-    """How a text file is stored.
+    """How a file of texts is stored.
 
     Args:
         encoding: any that Python knows by name; a byte order mark at the beginning is no part of the text.
         delimiter: what stands between the columns of a csv file, one character (`\\t` is a tab); by default the one of
             comma, semicolon and tab that gives all rows as many fields as the header.
+        sheet: the sheet of a spreadsheet; by default the only one that has content.
 
     Raises:
         ValueError: an encoding that Python does not know, or a delimiter that is not one character.
@@ -29,6 +30,7 @@ class TextFormat:
 
     encoding: str = "utf-8"
     delimiter: str | None = None
+    sheet: str | None = None
 
     def __post_init__(self) -> None:
         try:

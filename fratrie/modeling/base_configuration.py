@@ -116,7 +116,7 @@ class FratrieBaseConfig(PreTrainedConfig):
         if model_type != cls.model_type:
             raise ValueError(
                 f"{cls.__name__} is no configuration of the model type {model_type!r}. Checkpoints of the families "
-                "that we can be are read by from_pretrained of our models, and by scripts/convert.py."
+                "that we can be are read by from_pretrained of our models, and by fratrie convert."
             )
         return super().from_dict(config_dict, **kwargs)
 

@@ -203,7 +203,7 @@ def load_classifier(
     if info["missing_keys"]:
         raise ValueError(
             f"{path} is not a fine-tuned classifier: it lacks {', '.join(sorted(info['missing_keys'])[:4])}; "
-            "fine-tune it first with scripts/finetune.py"
+            "fine-tune it first with fratrie finetune"
         )
     task = Task.from_config(config)
     if thresholds is not None and task.problem_type != MULTI_LABEL:

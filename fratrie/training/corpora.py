@@ -39,7 +39,7 @@ def read_texts(
         paths: txt (one text per line), csv, jsonl or parquet files.
         text_column: column of the text in tables.
         annotated: the files are in the annotation format; its sentences without codes are the texts.
-        form: encoding and delimiter of the files.
+        form: encoding and delimiter of the files, sheet of spreadsheets.
 
     Raises:
         ValueError: a file cannot be understood, or there is no text; names the file.

@@ -27,7 +27,7 @@ class LabelledDataOptions(ReadingOptions):
         default="family_relations", metadata={"help": "The shipped corpus, learnt where no file is given."}
     )
     train_file: str | None = field(
-        default=None, metadata={"help": "Labelled texts: .txt (annotation format), .csv, .tsv, .jsonl, .parquet."}
+        default=None, metadata={"help": "Labelled texts: .txt (annotated), .csv, .tsv, .xlsx, .ods, .jsonl, .parquet."}
     )
     validation_file: str | None = field(
         default=None, metadata={"help": "Watched while training; by default a part of the train file."}
@@ -70,7 +70,7 @@ def read_labelled(
         labels: all label names in order; by default as the file says.
         problem_type: `auto` tells several labels from one by the data; real values must be asked for.
         text_column, label_column, group_column: column names, for all but the annotation format.
-        form: encoding and delimiter of the file.
+        form: encoding and delimiter of the file, sheet of a spreadsheet.
 
     Raises:
         ValueError: wrong rows, each named; a missing column.

@@ -89,7 +89,9 @@ class CardFacts:
 
 def launch_command() -> str:
     """The command line of this process, quoted for a shell, its paths as `portable_path` tells them."""
-    return shlex.join(["python", *map(portable_path, sys.argv)])
+    program, *arguments = sys.argv
+    words = program.split() if program.startswith("fratrie ") else ["python", portable_path(program)]
+    return shlex.join([*words, *map(portable_path, arguments)])
 
 
 def portable_path(value: str) -> str:

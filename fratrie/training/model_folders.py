@@ -100,7 +100,7 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> PreTrainedTokenizerBase:
     """
     path = Path(folder)
     if not has_tokenizer(path):
-        raise ValueError(f"{path} holds no tokenizer (tokenizer.json); train one with scripts/train_tokenizer.py")
+        raise ValueError(f"{path} holds no tokenizer (tokenizer.json); train one with fratrie train-tokenizer")
     check_kinds(path)
     check_tokenizer_config(path)
     if (path / CONFIG).is_file() and check_config(path)["model_type"] in CONFIG_MAPPING:

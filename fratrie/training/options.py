@@ -1,37 +1,13 @@
-"""The command-line options that scripts share, and how they are read."""
+"""The options that commands share."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal, cast
-
-from transformers import HfArgumentParser
+from dataclasses import dataclass, field
+from typing import Literal
 
 from fratrie.data.text_files import TextFormat
 from fratrie.inference import Precision
-
-
-def read_options(description: str | None, *kinds: type) -> tuple[Any, ...]:
-    """The options of the command line, one object of each dataclass.
-
-    Raises:
-        ValueError: an empty text (as an unset shell variable leaves it), one that is not UTF-8, or a number that
-            is not finite.
-    """
-    parser = HfArgumentParser(cast(Any, kinds), description=description, allow_abbrev=False)
-    found = parser.parse_args_into_dataclasses()
-    given = [(each, getattr(part, each.name)) for part in found for each in fields(part)]
-    for each, value in given:
-        texts = [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
-        if value != each.default and "" in texts:
-            raise ValueError(f"--{each.name} is empty: give it a value (is a variable of the shell unset?) or omit it")
-        if wrong := [text for text in texts if text.encode(errors="replace").decode() != text]:
-            raise ValueError(f"--{each.name} {wrong[0]!r} is not UTF-8, as the names of files must be: rename it")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"--{each.name} {value}: expected a finite number")
-    return found
 
 
 @dataclass(kw_only=True)
@@ -49,9 +25,13 @@ class ReadingOptions:
         metadata={"help": "What stands between the columns of csv files, such as ';'; by default as the file shows."},
     )
 
+    sheet: str | None = field(
+        default=None, metadata={"help": "Sheet of a spreadsheet; by default the only one that has content."}
+    )
+
     def text_format(self) -> TextFormat:
-        """Encoding and delimiter; a ValueError says which of them is impossible."""
-        return TextFormat(self.encoding, self.delimiter)
+        """Encoding, delimiter and sheet; a ValueError says which of them is impossible."""
+        return TextFormat(self.encoding, self.delimiter, self.sheet)
 
 
 @dataclass(kw_only=True)

@@ -21,11 +21,12 @@ from accelerate.state import AcceleratorState, GradientState
 from transformers import PreTrainedConfig
 
 from fratrie import FratrieDecoderConfig, FratrieEncoderConfig, FratrieSeq2SeqConfig
+from fratrie.cli.__main__ import main
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-IS_SCRIPT = re.compile(r"python (scripts/|-m )[^|>&;]*$").match
+IS_COMMAND = re.compile(r"fratrie [^|>&;]*$").match
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -44,11 +45,11 @@ def blocks_of(page):
 
 
 def pieces_of(code):
-    """The code of a block in pieces: each command that calls a script or module, and the lines between them."""
+    """The code of a block in pieces: each call of `fratrie`, and the lines between them."""
     lines = code.replace("\\\n", " ").splitlines()
     pieces = []
     for line in lines:
-        if IS_SCRIPT(line):
+        if IS_COMMAND(line):
             pieces.append((True, line))
         elif pieces and not pieces[-1][0]:
             pieces[-1] = (False, f"{pieces[-1][1]}\n{line}")
@@ -57,20 +58,15 @@ def pieces_of(code):
     return pieces
 
 
-def run_script(arguments, monkeypatch):
-    """Run a script or module as a shell would, but in this process, which has read the libraries already."""
+def run_command(words, monkeypatch):
+    """Run `fratrie` as a shell would, but in this process, which has read the libraries already."""
     printed = io.StringIO()
-    if of_module := arguments[0] == "-m":
-        arguments = arguments[1:]
     AcceleratorState._reset_state(True)
     GradientState._reset_state()
-    monkeypatch.setattr(sys, "argv", arguments)
+    monkeypatch.setattr(sys, "argv", words)
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         try:
-            if of_module:
-                runpy.run_module(arguments[0], run_name="__main__")
-            else:
-                runpy.run_path(arguments[0], run_name="__main__")
+            main()
         except SystemExit as stop:
             assert not stop.code, printed.getvalue()
     return printed.getvalue()
@@ -127,8 +123,8 @@ def test_every_block_of_a_page_runs_and_prints_what_stands_there(page, tmp_path,
             printed = run_in_shell(code, tmp_path, output)
         else:
             printed = "".join(
-                run_script(shlex.split(piece)[1:], monkeypatch) if is_script else run_in_shell(piece, tmp_path, output)
-                for is_script, piece in pieces_of(code)
+                run_command(shlex.split(piece), monkeypatch) if is_command else run_in_shell(piece, tmp_path, output)
+                for is_command, piece in pieces_of(code)
             )
         if output is not None and not doctest.OutputChecker().check_output(output, printed, FLAGS):
             pytest.fail(f"{place} is to print\n{output}\nbut printed\n{printed}")

@@ -94,8 +94,9 @@ def run(case: dict[str, Any], rank: int) -> dict[str, Any]:
     """All that is asked of one model, split in one way."""
     package, name = case["model"].split(".")
     model_class = getattr(importlib.import_module(package), name)
-    split = model_class.from_pretrained(case["path"], distributed_config=DistributedConfig(**case["sizes"])).eval()
-    models = [model_class.from_pretrained(case["path"]).eval(), split]
+    dtype, distributed = getattr(torch, case["dtype"]), DistributedConfig(**case["sizes"])
+    split = model_class.from_pretrained(case["path"], dtype=dtype, distributed_config=distributed).eval()
+    models = [model_class.from_pretrained(case["path"], dtype=dtype).eval(), split]
     inputs = inputs_of(split)
     found: dict[str, Any] = {"held": sum(p.to_local().numel() if isinstance(p, DTensor) else p.numel()
                                          for p in split.parameters()) / models[0].num_parameters()}  # fmt: skip

@@ -115,6 +115,14 @@ SPLIT_CASES = [
 ]
 
 
+def dtype_of(sizes: dict[str, int]) -> str:
+    """Float64, where no tolerance has to allow for rounding, but for what FSDP divides wrongly.
+
+    A group of experts that one process holds is divided by the number of processes in float64, and not in float32.
+    """
+    return "float32" if sizes == EP_FSDP else "float64"
+
+
 def start(cases_file: Path) -> list[dict[str, Any]]:
     """Run the cases in two processes that speak with each other, and return what each of them found."""
     with socket.socket() as free:
@@ -144,13 +152,15 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     for name, (model_class, config, sizes) in HUGGING_FACES.items():
         path = folder / f"hf-{name}"
         model_class(config).save_pretrained(path)
-        todo[path.name] = {"path": str(path), "model": f"transformers.{model_class.__name__}", "sizes": sizes}
+        name = f"transformers.{model_class.__name__}"
+        todo[path.name] = {"path": str(path), "model": name, "sizes": sizes, "dtype": "float32"}
     refused = [(case, sizes, False) for case, sizes, _ in REFUSED.values()]
     for case, sizes, save in (*SPLIT_CASES, *refused):
         name, path = name_of(case, sizes), folder / name_of(case, sizes)
         model = case.build()
         model.save_pretrained(path)
         todo[name] = {"path": str(path), "model": f"fratrie.{type(model).__name__}", "sizes": sizes, "save": save}
+        todo[name]["dtype"] = dtype_of(sizes)
     (folder / "cases.json").write_text(json.dumps(todo))
     return start(folder / "cases.json")
 
@@ -160,16 +170,17 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     ("case", "sizes", "save"), SPLIT_CASES, ids=[name_of(case, sizes) for case, sizes, _ in SPLIT_CASES]
 )
 def test_two_processes_give_what_one_gives(case: Case, sizes: dict[str, int], save: bool, found):
+    rounding = 1e-12 if dtype_of(sizes) == "float64" else 1e-5
     for result in (results[name_of(case, sizes)] for results in found):
         assert "error" not in result, result["error"]
-        assert result["forward"] < 1e-5
+        assert result["forward"] < rounding
         assert result["held"] < 0.95, "the weights are split"
         if case.sibling != ENCODER:
             same_texts, scores = result["generation"]
-            assert same_texts and scores < 1e-5
+            assert same_texts and scores < rounding
         if sizes != PP:
-            assert result["loss"] < 1e-5
-            assert result["gradient"][0] < 3e-5, result["gradient"]
+            assert result["loss"] < rounding
+            assert result["gradient"][0] < rounding, result["gradient"]
             if save:
                 assert result["saving"] == {"lacks": [], "changed": [], "beyond": []}
 

@@ -71,6 +71,8 @@ def test_card_without_scores_says_no_figure(tmp_path):
 def test_command_and_hardware_are_those_of_this_process(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["scripts/x.py", "--name", "a b"])
     assert launch_command() == "python scripts/x.py --name 'a b'"
+    monkeypatch.setattr(sys, "argv", ["fratrie finetune", "--name", "a b"])
+    assert launch_command() == "fratrie finetune --name 'a b'"
     assert "2 processes" in describe_hardware(processes=2)
     assert "1 process;" in describe_hardware()
 

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field, fields
 import pytest
 from transformers import HfArgumentParser
 
+from fratrie.cli.options import read_options
 from fratrie.data.text_files import TextFormat
-from fratrie.training.options import RANGES, ReadingOptions, TrainingOptions, read_options
+from fratrie.training.options import RANGES, ReadingOptions, TrainingOptions
 
 
 def parse(*arguments):

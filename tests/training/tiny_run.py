@@ -13,8 +13,8 @@ from datasets import Dataset, IterableDataset
 from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
 
 from fratrie import FratrieEncoderConfig, FratrieEncoderForMaskedLM, FratrieEncoderForSequenceClassification
+from fratrie.cli.running import run
 from fratrie.training import launch
-from fratrie.training.cli import run
 from fratrie.training.evaluation import evaluate_loss, predict
 from fratrie.training.loop import TrainingOptions, create_accelerator, train
 

@@ -1,7 +1,6 @@
 import json
 import os
 import re
-import runpy
 import string
 import sys
 from pathlib import Path
@@ -12,6 +11,8 @@ from processes import run_forked
 from transformers import AutoTokenizer
 
 from fratrie import files
+from fratrie.cli import train_tokenizer
+from fratrie.cli.running import run
 from fratrie.tokenization import sentinel_token_ids, train_byte_level_bpe
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_tokenizer.py"
@@ -23,13 +24,13 @@ def train(tmp_path, monkeypatch, capsys):
     """Runs the script in this process; gives the saved tokenizer, or exit code and both streams."""
 
     def call(*arguments, output=tmp_path / "tokenizer"):
-        command = [str(SCRIPT), "--overwrite", "--output_dir", str(output), *map(str, arguments)]
+        command = ["fratrie train-tokenizer", "--overwrite", "--output_dir", str(output), *map(str, arguments)]
         if "character" not in arguments and "--vocab_size" not in arguments:
             command += ["--vocab_size", "300"]
         monkeypatch.setattr(sys, "argv", command)
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
         try:
-            runpy.run_path(str(SCRIPT), run_name="__main__")
+            run(train_tokenizer.main)
         except SystemExit as stop:
             return stop.code, *capsys.readouterr()
         return AutoTokenizer.from_pretrained(output), capsys.readouterr().out
@@ -195,9 +196,9 @@ def test_a_tokenizer_is_replaced_only_if_asked_for(train, tmp_path, monkeypatch)
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         write(out / name, "{}")
     before = {file.name: file.read_bytes() for file in out.iterdir()}
-    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--files", str(path), "--output_dir", str(out)])
+    monkeypatch.setattr(sys, "argv", ["fratrie train-tokenizer", "--files", str(path), "--output_dir", str(out)])
     with pytest.raises(SystemExit) as stop:
-        runpy.run_path(str(SCRIPT), run_name="__main__")
+        run(train_tokenizer.main)
     assert stop.value.code == 2 and {file.name: file.read_bytes() for file in out.iterdir()} == before
     train("--files", path, "--vocab_size", "270", output=out)
     assert json.loads((out / "tokenizer.json").read_text())["model"]["type"] == "BPE"

@@ -1,4 +1,7 @@
-"""Print what a model costs: `python -m fratrie.accounting gpt3-175b --length 2048`."""
+"""Print what a model costs: parameters, FLOPs, cache and activations, from its configuration alone.
+
+Example: fratrie account gpt3-175b --length 2048
+"""
 
 import argparse
 import itertools
@@ -7,11 +10,11 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, PreTrainedConfig
 
-from ..presets import PRESETS, preset
-from ..training.cli import run
-from .compute import forward_flops, training_flops
-from .memory import activation_bytes, cache_bytes
-from .parameters import ROLES, SMALL_ROLES, Parameters, count_parameters
+from fratrie.accounting import activation_bytes, cache_bytes, forward_flops, training_flops
+from fratrie.accounting.parameters import ROLES, SMALL_ROLES, Parameters, count_parameters
+from fratrie.presets import PRESETS, preset
+
+from .running import run
 
 _DTYPES = ("bfloat16", "float16", "float32", "float64")
 
@@ -23,8 +26,7 @@ def main() -> None:
         ValueError: for an unknown name, and for a text longer than the model's positions.
         OSError: for a config.json that cannot be read.
     """
-    description = "Print what a model costs: parameters, FLOPs, cache and activations, from its configuration alone."
-    parser = argparse.ArgumentParser(prog="python -m fratrie.accounting", description=description, allow_abbrev=False)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("name", help=f"Folder of a model, its config.json, or a preset: {', '.join(PRESETS)}.")
     parser.add_argument("--length", type=_positive, help="Tokens per row; by default the model's, 2048 at most.")
     parser.add_argument("--batch_size", type=_positive, default=1, help="Rows (default: 1).")

@@ -1,19 +1,21 @@
-"""Every option that a message names is one of the script that shows it."""
+"""Every option that a message names is one of the command that shows it."""
 
 import ast
 import re
+import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from fratrie.cli.__main__ import COMMANDS, main
+
 ROOT = Path(__file__).parents[2]
-SCRIPTS = sorted((ROOT / "scripts").glob("*.py"))
 FLAG = re.compile(r"(?<![\w-])--(\w+)")
 LAUNCHER = {"cpu", "num_processes", "multi_gpu"}  # options of `accelerate launch`
-# Advice that a script never comes to, since it gives what the advice would have it give.
-NEVER = {"_advice": {"evaluate.py"}}
-FIXED = ("demo.py", "compare_mixers.py")  # choose the options of a training themselves
+# Advice that a command never comes to, since it gives what the advice would have it give.
+NEVER = {"_advice": {"evaluate"}}
+FIXED = ("demo", "compare-mixers")  # choose the options of a training themselves
 
 
 class Module:
@@ -59,7 +61,7 @@ def uses(path, node):
 
 
 def reached(path):
-    """Every definition that a script may come to."""
+    """Every definition that a command may come to."""
     done, waiting = set(), [*uses(path, module(path).tree)]
     while waiting:
         found = waiting.pop()
@@ -76,20 +78,23 @@ def said(node):
     return {flag for text in texts if isinstance(text.value, str) for flag in FLAG.findall(text.value)}
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
-def test_messages_name_options_of_their_script(run_script, path):
-    code, stdout, _ = run_script(path.name, "--help")
-    assert code in (0, None)
-    options = set(FLAG.findall(stdout)) | LAUNCHER
-    wrong = {"the script": said(module(path.with_suffix("")).tree) - options}
-    for source, name in reached(path.with_suffix("")):
-        if path.name not in (*FIXED, *NEVER.get(name, ())):
+@pytest.mark.parametrize("command", COMMANDS)
+def test_messages_name_options_of_their_command(monkeypatch, capsys, command):
+    monkeypatch.setattr(sys, "argv", ["fratrie", command, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code in (0, None)
+    options = set(FLAG.findall(capsys.readouterr().out)) | LAUNCHER
+    path = ROOT / "fratrie" / "cli" / command.replace("-", "_")
+    wrong = {"the command": said(module(path).tree) - options}
+    for source, name in reached(path):
+        if command not in (*FIXED, *NEVER.get(name, ())):
             wrong[f"{source}: {name}"] = said(module(source).definitions[name]) - options
     assert not {place: flags for place, flags in wrong.items() if flags}
 
 
 def test_the_search_finds_what_it_looks_for():
-    names = {name for _, name in reached(ROOT / "scripts" / "finetune")}
+    names = {name for _, name in reached(ROOT / "fratrie" / "cli" / "finetune")}
     assert {
         "_advice",
         "check_every_label_occurs",

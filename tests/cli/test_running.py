@@ -7,7 +7,7 @@ import threading
 import pytest
 from safetensors import SafetensorError
 
-from fratrie.training.cli import run
+from fratrie.cli.running import run
 from fratrie.training.stopping import Stopped, leave_signals_to_the_main_process
 
 

@@ -1,4 +1,3 @@
-import importlib.util
 import json
 import math
 import sys
@@ -10,11 +9,11 @@ from accelerate.state import AcceleratorState
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 import fratrie  # noqa: F401 (registers its models)
+from fratrie.cli import pretrain
+from fratrie.cli.running import run
 from fratrie.tokenization import train_byte_level_bpe
-from fratrie.training.cli import run
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "scripts" / "pretrain.py"
 TEXTS = [f"ma {who} est {how}" for who in ("sœur", "mère", "tante") for how in ("gentille", "absente", "drôle", "là")]
 SIZES = "hidden_size=16,num_hidden_layers=1,num_attention_heads=2,intermediate_size=16"
 
@@ -42,20 +41,16 @@ def corpus(tmp_path_factory):
 @pytest.fixture
 def script(monkeypatch, capsys, tokenizer):
     """Runs the script in this process; gives its exit code, output and errors."""
-    spec = importlib.util.spec_from_file_location("pretrain_script", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "pretrain_script", module)
-    spec.loader.exec_module(module)
 
     def call(output, objective, *extra, files=None, tokenizer=tokenizer):
         AcceleratorState._reset_state(True)
         named = {"--objective": objective, "--output_dir": output, "--tokenizer": tokenizer, "--files": files}
         given = [part for name, value in named.items() if value is not None for part in (name, value)]
         always = ["--per_device_train_batch_size", 4, "--block_size", 32, "--disable_progress", "--report_to", "none"]
-        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, [*given, *always, *extra])])
+        monkeypatch.setattr(sys, "argv", ["fratrie pretrain", *map(str, [*given, *always, *extra])])
         code = 0
         try:
-            run(module.main)
+            run(pretrain.main)
         except SystemExit as ended:
             code = ended.code
         return Done(code, *capsys.readouterr())
@@ -140,18 +135,15 @@ def test_stream(tmp_path, script, corpus):
 @pytest.mark.parametrize("option", [{"encoding": "cp1252"}, {"delimiter": ";"}, {"dataset_split": "test"},
                                     {"dataset_config": "fr"}, {"text_column": "x"}])  # fmt: skip
 def test_how_a_stream_is_read_is_compared_when_it_goes_on(script, corpus, option):
-    module = sys.modules["pretrain_script"]
-    as_before, otherwise = (
-        module._compared(module.CorpusOptions(files=[corpus], streaming=True, **given), {}) for given in ({}, option)
-    )
+    data = [pretrain.CorpusOptions(files=[corpus], streaming=True, **given) for given in ({}, option)]
+    as_before, otherwise = (pretrain._compared(each, {}) for each in data)
     assert "file 1" in as_before
     assert {name: value for name, value in otherwise.items() if as_before[name] != value} == option
 
 
 def test_a_streamed_dataset_of_a_hub_is_compared_by_its_name(script):
-    module = sys.modules["pretrain_script"]
-    names = [module.CorpusOptions(dataset=f"somebody/{name}", streaming=True) for name in ("french", "german")]
-    assert [module._compared(data, {})["dataset"] for data in names] == ["somebody/french", "somebody/german"]
+    names = [pretrain.CorpusOptions(dataset=f"somebody/{name}", streaming=True) for name in ("french", "german")]
+    assert [pretrain._compared(data, {})["dataset"] for data in names] == ["somebody/french", "somebody/german"]
 
 
 def empty(folder):

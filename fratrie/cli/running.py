@@ -1,4 +1,4 @@
-"""How the scripts start and end on the command line."""
+"""How commands start and end."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from safetensors import SafetensorError
 
-from .stopping import Stopped, stopping_at_once
+from fratrie.training.stopping import Stopped, stopping_at_once
 
 # SafetensorError: a damaged file. MemoryError, RecursionError: sizes and depths that a user has asked for.
 _USER_ERRORS = (ValueError, OSError, ImportError, SafetensorError, MemoryError, RecursionError)
@@ -25,6 +26,9 @@ def run(main: Callable[[], object]) -> None:
     A signal that asks to stop ends it with one line and 128 + its number. Our own mistakes keep their traceback.
     Letters that the terminal cannot show are printed as `\\u0153`.
     """
+    program = Path(sys.argv[0])
+    if program.parent == Path(__file__).parent:  # by `python -m` or `accelerate launch -m`
+        sys.argv[0] = f"fratrie {program.stem.replace('_', '-')}"
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

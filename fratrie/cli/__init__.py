@@ -1,0 +1,1 @@
+"""The command `fratrie`: a module for each of its subcommands, and how they start and end."""

@@ -1,0 +1,87 @@
+"""Score a fine-tuned sentence classifier on labelled texts: precision, recall, F1, support and their means.
+
+Without a file it scores on a part of the shipped family-relations corpus. Example:
+fratrie evaluate --model runs/family --file new.csv --output_file scores.json
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from accelerate import Accelerator
+
+import fratrie  # noqa: F401 (registers its models)
+from fratrie.checkpoints import read_json
+from fratrie.data.corpus import load_family_relations
+from fratrie.files import write_json
+from fratrie.inference import place
+from fratrie.training.classifiers import load_classifier
+from fratrie.training.encoding import encode
+from fratrie.training.labelled_data import read_labelled, refuse_options_of_files
+from fratrie.training.launch import open_inference
+from fratrie.training.metrics import scores_table
+from fratrie.training.options import InferenceOptions
+from fratrie.training.output_files import prepare_output
+from fratrie.training.scoring import score_rows
+from fratrie.training.tasks import aligned_targets
+
+from .options import read_options
+from .running import run
+
+
+@dataclass(kw_only=True)
+class EvaluationOptions(InferenceOptions):
+    """Which texts to score on, and where to write."""
+
+    file: str | None = field(
+        default=None, metadata={"help": "Labelled texts: .txt (annotated), .csv, .tsv, .xlsx, .ods, .jsonl, .parquet."}
+    )
+    label_column: str = field(default="labels", metadata={"help": "Column of the labels or values."})
+    part: Literal["train", "test"] = field(
+        default="test", metadata={"help": "Without a file: the part of the shipped corpus to score on."}
+    )
+    output_file: str | None = field(default=None, metadata={"help": "JSON file for the scores."})
+    overwrite: bool = field(default=False, metadata={"help": "Replace an output file that does not hold scores."})
+
+
+def main() -> None:
+    """Load, score, print the table, write the JSON file."""
+    (options,) = read_options(__doc__, EvaluationOptions)
+    if not options.file:
+        refuse_options_of_files(options, "label_column")
+    with open_inference() as accelerator:
+        _evaluate(options, accelerator)
+
+
+def _evaluate(options: EvaluationOptions, accelerator: Accelerator) -> None:
+    output = None
+    if options.output_file:
+        output = prepare_output(options.output_file, options.file, options.model, _holds_scores, options.overwrite)
+    model, tokenizer, task = load_classifier(options.model, options.label_thresholds)
+    if options.file:
+        columns = (options.text_column, options.label_column)
+        form = options.text_format()
+        dataset = read_labelled(options.file, task.labels, task.problem_type, *columns, form=form)
+    else:
+        dataset = load_family_relations()[options.part]
+    targets = aligned_targets(dataset, task)
+    rows = encode(dataset["text"][:], model, tokenizer, options.max_length, targets)
+    model = place(model, accelerator.device, options.precision)
+    scores = score_rows(model, accelerator, rows, tokenizer, options.batch_size)
+    if accelerator.is_main_process:
+        print(scores_table({Path(options.model).resolve().name: scores}))
+        if output:
+            write_json(output, scores)
+
+
+def _holds_scores(path: Path) -> bool:
+    """Whether a file is what this script writes."""
+    try:
+        scores = read_json(path)
+    except ValueError:
+        return False
+    return "samples" in scores and ("macro_f1" in scores or "mse" in scores)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,85 @@
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from fratrie.cli import __main__ as command_line
+from fratrie.cli.options import read_options
+
+
+@dataclass
+class _Options:
+    rate: float = 1.0
+    precision: str | None = None
+    files: list[str] = field(default_factory=list)
+    overwrite: bool = False
+    mixed_precision: str = "yes"
+
+
+@pytest.fixture
+def read(tmp_path, monkeypatch):
+    """Reads options from a file with this text and from the words of a command line."""
+
+    def call(text, *words):
+        file = tmp_path / "run.yaml"
+        file.write_text(text, encoding="utf-8")
+        monkeypatch.setattr(sys, "argv", ["fratrie test", "--config", str(file), *words])
+        return read_options("A command.", _Options)[0]
+
+    return call
+
+
+def test_a_file_of_options_is_read_as_the_command_line_is(read):
+    text = "rate: 1e-3  # a comment\nmixed_precision: no\nfiles: [a.txt, 007]\noverwrite: true\nprecision: null\n"
+    assert read(text) == _Options(0.001, None, ["a.txt", "007"], True, "no")
+
+
+def test_json_is_read_too_and_the_command_line_comes_first(read):
+    text = json.dumps({"rate": 0.5, "precision": "int8", "files": ["a", "b"], "overwrite": True})
+    assert read(text) == _Options(0.5, "int8", ["a", "b"], True)
+    assert read(text, "--rate", "2", "--files", "c", "--overwrite", "false") == _Options(2.0, "int8", ["c"], False)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rates: 1", "there is no option 'rates'"),
+        ("config: other.yaml", "there is no option 'config'"),
+        ("- rate", "expected a line «option: value»"),
+        ("", "expected a line «option: value»"),
+        ("rate: [1", "neither YAML nor JSON"),
+        ("precision: {a: 1}", "precision is nested"),
+        ("files: [[a]]", "files is nested"),
+        ("precision: ''", "--precision is empty"),
+        ("rate: inf", "--rate inf: expected a finite number"),
+    ],
+)
+def test_a_file_that_holds_no_options_is_refused(read, text, message):
+    with pytest.raises(ValueError, match=message):
+        read(text)
+
+
+def test_help_tells_every_command_in_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["fratrie"])
+    command_line.main()
+    lines = capsys.readouterr().out.splitlines()[2:]
+    assert [line.split()[0] for line in lines] == list(command_line.COMMANDS)
+    assert all(30 < len(line) < 120 for line in lines)
+
+
+def test_a_command_that_is_not_there(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["fratrie", "fine-tune"])
+    with pytest.raises(SystemExit) as ended:
+        command_line.main()
+    assert ended.value.code == 2
+    assert "no command 'fine-tune': there are demo," in capsys.readouterr().err
+
+
+def test_every_module_with_a_main_is_a_command():
+    folder = Path(command_line.__file__).parent
+    modules = {path.stem for path in folder.glob("*.py") if "run(main)" in path.read_text(encoding="utf-8")}
+    assert {name.replace("_", "-") for name in modules} == {*command_line.COMMANDS}
+    scripts = {path.stem for path in (folder.parents[1] / "scripts").glob("*.py")}
+    assert scripts == modules - {"account"}
