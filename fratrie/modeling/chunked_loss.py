@@ -46,8 +46,9 @@ def chunked_cross_entropy(
         targets = target_rows(labels_N)
         states_ND, labels_N = states_ND.index_select(0, targets), labels_N[targets]
     dtype = _dtype_of_products(states)
+    size = torch.promote_types(torch.float32, dtype).itemsize
     # In one chunk the plain form is as small, and faster; in float16 sums of unscaled gradients would overflow.
-    if 4 * len(states_ND) * len(weight) <= CHUNK_BYTES or dtype == torch.float16:
+    if size * len(states_ND) * len(weight) <= CHUNK_BYTES or dtype == torch.float16:
         return token_cross_entropy(nn.functional.linear(states_ND, weight, bias), labels_N, num_items_in_batch)
     total = _ChunkedCrossEntropy.apply(states_ND.to(dtype), weight, bias, labels_N)
     return total / count_targets(labels_N, num_items_in_batch)
