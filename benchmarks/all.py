@@ -6,6 +6,7 @@ and the ratios are of their median times, so that a drift of the machine's speed
 """
 
 import importlib
+import logging
 import multiprocessing
 import pkgutil
 from collections.abc import Sequence
@@ -17,16 +18,26 @@ import torch
 import transformers
 from transformers import HfArgumentParser
 
-from . import machine, rows
+from . import machine, rows, timing
 from .timing import Row
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
 HEAD = """# Speed beside Hugging Face
 
 Written by `python -m benchmarks.all`. «Times as fast» is beside Hugging Face as it comes: its time divided by ours,
-and by its own at its best setting. All have the same weights; their outputs are compared before their times.
+and by its own at its best setting. All have the same weights; their outputs are compared before their times. «Limit»
+is the ratio that ours would reach on this machine if it took no longer than its matrix products (the optimizer: than
+moving its bytes), which are timed alone; [LIMITS.md](LIMITS.md) says what the rest is.
 """
-COLUMNS = ("work", "ours: times as fast", "Hugging Face's best: times as fast", "goal", "our time or rate", "note")
+COLUMNS = (
+    "work",
+    "ours: times as fast",
+    "Hugging Face's best: times as fast",
+    "goal",
+    "limit",
+    "our time or rate",
+    "note",
+)
 
 
 @dataclass
@@ -36,6 +47,9 @@ class Options:
     rows: list[str] = field(default_factory=list, metadata={"help": "Modules of benchmarks/rows, by default all."})
     rounds: int = field(default=3, metadata={"help": "Measured rounds, after one to warm up."})
     threads: int = field(default=torch.get_num_threads(), metadata={"help": "Threads of an operation."})
+    profile: bool = field(
+        default=False, metadata={"help": "Print also which operators take the time of each candidate, row by row."}
+    )
     output_file: str | None = field(
         default=None, metadata={"help": "Where to write the table; by default RESULTS.md, if all rows are measured."}
     )
@@ -52,7 +66,7 @@ def main() -> None:
     parts = [HEAD, "\n".join(machine.describe()) + "\n"]
     print(*parts, sep="\n", flush=True)
     for name in options.rows or names():
-        parts.append(in_new_process(name, options.rounds, options.threads))
+        parts.append(in_new_process(name, options))
         print(parts[-1], flush=True)
     if options.output_file or not options.rows:
         Path(options.output_file or RESULTS).write_text("\n".join(parts), encoding="utf-8")
@@ -63,25 +77,29 @@ def names() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(rows.__path__))
 
 
-def in_new_process(name: str, rounds: int, threads: int) -> str:
+def in_new_process(name: str, options: Options) -> str:
     """The part of one module, measured where no other has left its caches and its memory."""
     with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(section, name, rounds, threads).result()
+        return pool.submit(section, name, options).result()
 
 
-def section(name: str, rounds: int, threads: int) -> str:
+def section(name: str, options: Options) -> str:
     """The part of one module in Markdown: what it is about, and its table."""
-    torch.set_num_threads(threads)
+    if options.profile:
+        logging.basicConfig(format="%(message)s")
+        logging.getLogger(timing.__name__).setLevel(logging.INFO)
+    torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     transformers.utils.logging.disable_progress_bar()
     module = importlib.import_module(f"{rows.__name__}.{name}")
-    return f"## {name}\n{module.__doc__.strip()}\n\n{table(module.measure(rounds))}"
+    return f"## {name}\n{module.__doc__.strip()}\n\n{table(module.measure(options.rounds))}"
 
 
 def table(measured: Sequence[Row]) -> str:
     """Rows in Markdown."""
     cells = [
-        [row.work, *map(_ratio, (row.against_default, row.hf_best, row.goal)), row.ours, row.note] for row in measured
+        [row.work, *map(_ratio, (row.against_default, row.hf_best, row.goal, row.limit)), row.ours, row.note]
+        for row in measured
     ]
     lines = [COLUMNS, ["---"] * len(COLUMNS), *cells]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -1,6 +1,7 @@
 """What the rows of the table share: the row, times of candidates that take turns, and the peak of memory."""
 
 import ctypes
+import logging
 import re
 import statistics
 import time
@@ -10,6 +11,10 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
+
+from .limits import profile
+
+logger = logging.getLogger(__name__)
 
 Name = TypeVar("Name", bound=Hashable)
 
@@ -25,6 +30,7 @@ class Row:
         goal: the least `against_default` that is aimed at.
         ours: our time or rate, with its unit.
         note: what else a reader must know, such as Hugging Face's best setting or a difference of outputs.
+        limit: what `against_default` would be if our work were its matrix products alone, or the moving of its bytes.
     """
 
     work: str
@@ -33,6 +39,7 @@ class Row:
     goal: float | None
     ours: str
     note: str = ""
+    limit: float | None = None
 
 
 def device() -> torch.device:
@@ -59,11 +66,14 @@ def times(candidates: Mapping[Name, Callable[[], object]], rounds: int) -> dict[
     """Median seconds of each candidate.
 
     The candidates take turns, so that a drift of the machine's speed touches all alike: one round to warm up, then
-    `rounds` that count. Ratios are to be taken of these medians.
+    `rounds` that count. Ratios are to be taken of these medians. Where this module logs, a profile of each follows.
     """
     for work in candidates.values():
         work()
     measured = [{name: seconds(work) for name, work in candidates.items()} for _ in range(rounds)]
+    if logger.isEnabledFor(logging.INFO):
+        for name, work in candidates.items():
+            logger.info("%s\n%s", name, profile(work))
     return {name: statistics.median(each[name] for each in measured) for name in candidates}
 
 

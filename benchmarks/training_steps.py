@@ -14,6 +14,7 @@ from fratrie.modeling.losses import IGNORED
 from fratrie.training.objective import Objective
 from fratrie.training.schedules import build_optimizer
 
+from .limits import products_alone
 from .timing import Row, device, times
 
 Batch = dict[str, Tensor]
@@ -111,7 +112,8 @@ def compare(
     _assert_equal_losses([(models[whose], batches) for (whose, _), batches in runs.items()], case.dtype)
     steps = {"theirs": their_step(theirs, case.dtype), "ours": our_step(ours, case.dtype)}
     epochs = {(whose, way): partial(_epoch, steps[whose], batches) for (whose, way), batches in runs.items()}
-    seconds = times(epochs, rounds)
+    products = {("products", way): products_alone(epochs["ours", way]) for way in ours_on}
+    seconds = times(epochs | products, rounds)
     default, *others = theirs_on
     best = min(others, key=lambda way: seconds["theirs", way])
     return [
@@ -122,6 +124,7 @@ def compare(
             goal=case.goal if way == list(ours_on)[-1] else None,
             ours=f"{1e3 * seconds['ours', way] / len(batches):.0f} ms a step",
             note=f"Hugging Face's best: {best}",
+            limit=seconds["theirs", default] / seconds["products", way],
         )
         for way, batches in ours_on.items()
     ]

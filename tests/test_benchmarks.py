@@ -1,15 +1,19 @@
 """The table of speeds: its modules are found, a small one of each kind runs, and a saved table is complete."""
 
 import importlib
+from functools import partial
 
 import pytest
 import torch
+from torch import nn
 
 from benchmarks import all as table
 from benchmarks import mixers
+from benchmarks.limits import _Products, products_alone, profile
 from benchmarks.rows import decoder_training, masked_language_modelling, optimizer
 from benchmarks.timing import Row, times
 from benchmarks.training_steps import Case, Documents
+from fratrie.inference import pack
 
 TINY = Documents(count=6, batch_size=3, longest=9)
 
@@ -29,13 +33,41 @@ def test_candidates_take_turns_after_a_round_to_warm_up():
 
 
 def test_a_row_in_markdown():
-    line = table.table([Row("a step", 2.0, None, 1.5, "3 ms", "of BERT")]).splitlines()[-1]
-    assert line == "| a step | 2.00 | – | 1.50 | 3 ms | of BERT |"
+    line = table.table([Row("a step", 2.0, None, 1.5, "3 ms", "of BERT", 1.8)]).splitlines()[-1]
+    assert line == "| a step | 2.00 | – | 1.50 | 1.80 | 3 ms | of BERT |"
 
 
 def test_the_optimizer_at_its_smallest():
     (row,) = optimizer.measure(rounds=1, layers=1, width=8, vocabulary=10)
-    assert row.against_default > 0 and row.hf_best > 0
+    assert row.against_default > 0 and row.hf_best > 0 and row.limit > 0
+
+
+def test_products_alone_are_those_of_both_passes():
+    """In the dtype of autocast, with attention as one, and nothing between them."""
+
+    def step():
+        with torch.autocast("cpu", torch.bfloat16):
+            states = layer(torch.ones(3, 1, 2, 4)).relu()
+            nn.functional.scaled_dot_product_attention(states, states, states).sum().backward()
+
+    layer, seen = nn.Linear(4, 8), _Products()
+    alone = products_alone(step)
+    with seen:
+        alone()
+    names = [call.func._schema.name.removeprefix("aten::") for call in seen.calls]
+    attention = "_scaled_dot_product_flash_attention_for_cpu"
+    assert names == ["addmm", attention, f"{attention}_backward", "mm"]
+    assert seen.calls[0].args[1].dtype == torch.bfloat16
+
+
+def test_products_alone_take_packed_weights():
+    layer = pack(nn.Sequential(nn.Linear(4, 8)), "int8")
+    alone = products_alone(partial(layer, torch.ones(32, 4)))
+    assert [call.func._schema.name for call in alone.args[0]] == ["aten::_int_mm"]
+
+
+def test_a_profile_names_operators():
+    assert "aten::mm" in profile(lambda: torch.ones(2, 2) @ torch.ones(2, 2))
 
 
 @pytest.mark.parametrize(
@@ -43,7 +75,7 @@ def test_the_optimizer_at_its_smallest():
 )
 def test_steps_of_training_at_their_smallest(module, dtype):
     rows = module.measure(rounds=1, cases=[Case(1, 64, 20, dtype, TINY, goal=2.0)])
-    assert rows[-1].goal == 2.0 and all(row.against_default > 0 and row.hf_best > 0 for row in rows)
+    assert rows[-1].goal == 2.0 and all(min(row.against_default, row.hf_best, row.limit) > 0 for row in rows)
 
 
 def test_other_weights_are_not_timed(monkeypatch):

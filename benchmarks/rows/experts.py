@@ -8,6 +8,7 @@ from torch import nn
 from transformers import MixtralConfig
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
+from benchmarks.limits import products_alone
 from benchmarks.timing import Row, device, times
 from fratrie import FratrieDecoderConfig
 from fratrie.modeling.experts import GatedExperts, PlainExperts
@@ -38,7 +39,8 @@ def _row(is_gated: bool, dtype: torch.dtype, trains: bool, inputs: tuple[torch.T
     expected, *others = (run() for run in runs.values())
     for found in others:
         torch.testing.assert_close(found, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
-    seconds = times({**runs, "dense": partial(_run, dense, inputs[:1], dtype, trains)}, 3 * rounds)
+    others = {"dense": partial(_run, dense, inputs[:1], dtype, trains), "products": products_alone(runs["ours"])}
+    seconds = times(runs | others, 3 * rounds)
     default = IMPLEMENTATIONS[0] if IMPLEMENTATIONS[0] in seconds else None
     shares = {name: seconds["dense"] / seconds[name] for name in runs}
     best = min((name for name in seconds if name in IMPLEMENTATIONS), key=lambda name: seconds[name], default=None)
@@ -51,7 +53,9 @@ def _row(is_gated: bool, dtype: torch.dtype, trains: bool, inputs: tuple[torch.T
         hf_best=seconds[default] / seconds[best] if default and best else None,
         goal=None,
         ours=f"{1e3 * seconds['ours']:.0f} ms",
-        note=f"speed over a dense layer's of equal work: ours {shares['ours']:.2f} (goal {GOALS[dtype]}){theirs}",
+        note=f"speed over a dense layer's of equal work: ours {shares['ours']:.2f} (goal {GOALS[dtype]}, "
+        f"limit {seconds['dense'] / seconds['products']:.2f}){theirs}",
+        limit=seconds[default] / seconds["products"] if default else None,
     )
 
 

@@ -5,6 +5,7 @@ from functools import partial
 
 import torch
 
+from benchmarks.limits import products_alone
 from benchmarks.timing import Row, device, times
 from fratrie import FratrieDecoderConfig, FratrieEncoderConfig
 from fratrie.modeling.layout import Rows
@@ -26,10 +27,12 @@ def _row(is_causal: bool, length: int, goal: float, rounds: int) -> Row:
     softmax, linear = (_layer(is_causal, kind) for kind in ("full_attention", "linear_attention"))
     _assert_formula(linear)
     states = torch.randn(1, length, HEADS * HEAD, device=device())
+    attend = partial(linear, states, _one_text(linear, length))
     seconds = times(
         {
             "softmax": partial(softmax, states, _one_text(softmax, length)),
-            "linear": partial(linear, states, _one_text(linear, length)),
+            "linear": attend,
+            "products": products_alone(attend),
             "projections": partial(_project, linear, states),
         },
         rounds,
@@ -42,6 +45,7 @@ def _row(is_causal: bool, length: int, goal: float, rounds: int) -> Row:
         ours=f"{1e3 * seconds['linear']:.0f} ms",
         note=f"the four projections, which both layers have, take {1e3 * seconds['projections']:.0f} ms: without any "
         f"cost of its own it would be {seconds['softmax'] / seconds['projections']:.1f}",
+        limit=seconds["softmax"] / seconds["products"],
     )
 
 

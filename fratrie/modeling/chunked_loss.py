@@ -1,6 +1,6 @@
 """Output layer and cross entropy in one, a chunk of rows at a time: the logits of a batch never exist together.
 
-Shapes: N rows, R rows of a chunk, D hidden, V vocabulary.
+Shapes: N rows, R rows of a chunk, Q rows of a block of it, D hidden, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -11,8 +11,10 @@ from torch import nn
 
 from .losses import IGNORED, count_targets, target_rows, token_cross_entropy
 
-# Logits of a chunk, in float32: products of fewer rows are slower, and more of them only take memory.
+# Logits of a chunk: products of fewer rows are slower, and more of them only take memory.
 CHUNK_BYTES = 2**25
+# Sums of a block, which are to stay in a processor's cache between two passes over them.
+BLOCK_BYTES = 2**22
 
 
 def chunked_cross_entropy(
@@ -44,8 +46,9 @@ def chunked_cross_entropy(
         targets = target_rows(labels_N)
         states_ND, labels_N = states_ND.index_select(0, targets), labels_N[targets]
     dtype = _dtype_of_products(states)
+    size = torch.promote_types(torch.float32, dtype).itemsize
     # In one chunk the plain form is as small, and faster; in float16 sums of unscaled gradients would overflow.
-    if 4 * len(states_ND) * len(weight) <= CHUNK_BYTES or dtype == torch.float16:
+    if size * len(states_ND) * len(weight) <= CHUNK_BYTES or dtype == torch.float16:
         return token_cross_entropy(nn.functional.linear(states_ND, weight, bias), labels_N, num_items_in_batch)
     total = _ChunkedCrossEntropy.apply(states_ND.to(dtype), weight, bias, labels_N)
     return total / count_targets(labels_N, num_items_in_batch)
@@ -90,38 +93,53 @@ def _sum_over_chunks(
 ) -> tuple[torch.Tensor, tuple[torch.Tensor | None, ...]]:
     """The sum of the losses, and its gradients by states, weight and bias, as far as they are needed."""
     vocabulary, sums = len(weight_VD), torch.promote_types(torch.float32, states_ND.dtype)
-    rows = min(max(1, CHUNK_BYTES // (4 * vocabulary)), max(1, len(states_ND)))
+    rows = min(max(1, CHUNK_BYTES // (states_ND.itemsize * vocabulary)), max(1, len(states_ND)))
     weight_VD = weight_VD.to(states_ND.dtype)
-    logits, log_shares = (states_ND.new_empty(rows, vocabulary, dtype=dtype) for dtype in (states_ND.dtype, sums))
+    logits = states_ND.new_empty(rows, vocabulary)
     grad_states = torch.empty_like(states_ND) if needs_grad[0] else None
     grad_weight = torch.zeros_like(weight_VD, dtype=sums) if needs_grad[1] else None
     grad_bias = torch.zeros_like(bias_V, dtype=sums) if bias_V is not None and needs_grad[2] else None
-    losses = []
+    total = states_ND.new_zeros((), dtype=sums)
     for start in range(0, len(states_ND), rows):
         chunk = slice(start, start + rows)
-        states_RD, labels_R1 = states_ND[chunk], labels_N[chunk, None]
-        ignored_R1, count = labels_R1 == IGNORED, len(labels_R1)
-        places_R1 = labels_R1.masked_fill(ignored_R1, 0)
-        logits_RV = torch.mm(states_RD, weight_VD.T, out=logits[:count])
+        states_RD = states_ND[chunk]
+        logits_RV = torch.mm(states_RD, weight_VD.T, out=logits[: len(states_RD)])
         if bias_V is not None:
             logits_RV += bias_V
-        log_shares_RV = torch.log_softmax(logits_RV, -1, dtype=sums, out=log_shares[:count])
-        log_share_R1 = log_shares_RV.gather(1, places_R1)
-        losses.append(log_share_R1.masked_fill(ignored_R1, 0))
-        grad_RV = torch.exp(log_shares_RV, out=logits_RV)
-        grad_RV.scatter_(1, places_R1, log_share_R1.expm1().to(grad_RV.dtype)).masked_fill_(ignored_R1, 0)
+        total += _turn_into_gradient(logits_RV, labels_N[chunk, None], sums)
+        grad_RV = logits_RV
         if grad_states is not None:
             torch.mm(grad_RV, weight_VD, out=grad_states[chunk])
         if grad_weight is not None:
             _add_product(grad_weight, grad_RV.T, states_RD)
         if grad_bias is not None:
             grad_bias += grad_RV.sum(0, dtype=sums)
-    total = -torch.cat(losses).sum() if losses else log_shares.new_zeros(())
     return total, (grad_states, grad_weight, grad_bias)
+
+
+def _turn_into_gradient(logits_RV: torch.Tensor, labels_R1: torch.Tensor, sums: torch.dtype) -> torch.Tensor:
+    """Put the gradient of the summed loss in the place of the logits, and return that sum."""
+    losses, rows = [], _rows_of_block(logits_RV, sums)
+    for logits_QV, labels_Q1 in zip(logits_RV.split(rows), labels_R1.split(rows), strict=True):
+        ignored_Q1 = labels_Q1 == IGNORED
+        places_Q1 = labels_Q1.masked_fill(ignored_Q1, 0)
+        log_shares_QV = torch.log_softmax(logits_QV, -1, dtype=sums)
+        log_share_Q1 = log_shares_QV.gather(1, places_Q1)
+        losses.append(-log_share_Q1.masked_fill(ignored_Q1, 0))
+        grad_QV = log_shares_QV.exp_().scatter_(1, places_Q1, log_share_Q1.expm1()).masked_fill_(ignored_Q1, 0)
+        logits_QV.copy_(grad_QV)
+    return torch.cat(losses).sum()
 
 
 def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
     if total.dtype == left.dtype:
         total.addmm_(left, right)
-    else:
-        total += left @ right
+        return
+    rows = _rows_of_block(total, total.dtype)
+    for part, factors in zip(total.split(rows), left.split(rows), strict=True):
+        part += factors @ right
+
+
+def _rows_of_block(x: torch.Tensor, sums: torch.dtype) -> int:
+    """How many rows of `x` to work through at once; other devices than a CPU lose more by calls than by passes."""
+    return max(1, BLOCK_BYTES // (sums.itemsize * x.shape[1]) if x.device.type == "cpu" else len(x))

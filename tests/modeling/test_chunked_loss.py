@@ -37,14 +37,15 @@ def close(actual, expected, tolerance=1e-12):
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    """Chunks of one row, since what fits into one chunk takes the plain form."""
+    """Chunks of one row, since what fits into one chunk takes the plain form, and blocks of a row or two."""
     monkeypatch.setattr(chunked_loss, "CHUNK_BYTES", 4)
+    monkeypatch.setattr(chunked_loss, "BLOCK_BYTES", 8 * VOCAB)
 
 
 @pytest.fixture(params=[1, 3, ROWS])
 def rows(request, small_chunks, monkeypatch):
     """Rows of a chunk."""
-    monkeypatch.setattr(chunked_loss, "CHUNK_BYTES", 4 * VOCAB * request.param)
+    monkeypatch.setattr(chunked_loss, "CHUNK_BYTES", 8 * VOCAB * request.param)
 
 
 @pytest.mark.usefixtures("rows")
@@ -226,7 +227,7 @@ def test_compiled_graphs_stay_whole():
 
 
 def test_sums_in_float16_would_overflow_and_are_left_to_the_plain_form(monkeypatch):
-    monkeypatch.setattr(chunked_loss, "CHUNK_BYTES", 4 * 50 * 19_999)  # two chunks
+    monkeypatch.setattr(chunked_loss, "CHUNK_BYTES", 2 * 50 * 19_999)  # two chunks
     states, weight = torch.full((20_000, 8), 10.0), torch.zeros(50, 8, requires_grad=True)
     with torch.autocast("cpu", torch.float16):
         loss = chunked_cross_entropy(states, weight, None, torch.zeros(20_000, dtype=torch.long))
