@@ -21,6 +21,9 @@ WINDOW = 2048
 TOKENS_PER_BATCH = 4096
 """Enough to keep the matrix products of a small model busy; more only costs memory."""
 
+TOKENS_PER_BATCH_ON_CPU = 1024
+"""Enough for one thread of a CPU; what a layer makes of more leaves its cache, and the threads get unlike shares."""
+
 Row = dict[str, Any]
 
 
@@ -89,7 +92,8 @@ class BulkPipeline(Pipeline):
         """
         prepared, mistake = self._prepare(inputs, preprocess)
         rows = [row for chunks in prepared for row in chunks]
-        batches = sorted(plan_rows(rows), key=min)  # in the order in which they are asked for
+        most = TOKENS_PER_BATCH_ON_CPU if self.device.type == "cpu" else TOKENS_PER_BATCH
+        batches = sorted(plan_rows(rows, most), key=min)  # in the order in which they are asked for
         threads = self._count_threads() if len(batches) > 1 else 1
         outputs: dict[int, Any] = {}
         places = iter(range(len(rows)))
@@ -246,7 +250,7 @@ def map_in_threads(work: Callable[[Any], Any], items: Sequence[Any], threads: in
         torch.set_num_threads(torch.get_num_threads())  # the number of threads to come, which the workers' became
 
 
-def plan_rows(rows: Sequence[Row]) -> Iterator[list[int]]:
+def plan_rows(rows: Sequence[Row], max_tokens: int) -> Iterator[list[int]]:
     """Which rows to pass together: those with the same entries, and without a mask those that need no padding.
 
     What is several rows already goes alone.
@@ -256,18 +260,21 @@ def plan_rows(rows: Sequence[Row]) -> Iterator[list[int]]:
         names, alone = frozenset(row), place if len(row["input_ids"]) > 1 else None
         groups[names, alone, None if "attention_mask" in names else _tokens(row)].append(place)
     for places in groups.values():
-        for batch in plan_batches([_tokens(rows[place]) for place in places]):
+        for batch in plan_batches([_tokens(rows[place]) for place in places], max_tokens=max_tokens):
             yield [places[one] for one in batch]
 
 
-def plan_batches(lengths: Sequence[int], max_rows: int | None = None) -> list[list[int]]:
-    """Batches of like length, from the shortest on, of at most `TOKENS_PER_BATCH` tokens with padding.
+def plan_batches(
+    lengths: Sequence[int], max_rows: int | None = None, max_tokens: int = TOKENS_PER_BATCH
+) -> list[list[int]]:
+    """Batches of like length, from the shortest on.
 
     A longer text, and each text without tokens, is a batch of its own.
 
     Args:
         lengths: tokens of each row.
         max_rows: of a batch.
+        max_tokens: of a batch, with padding.
 
     Returns:
         Places in `lengths`, each once.
@@ -275,7 +282,7 @@ def plan_batches(lengths: Sequence[int], max_rows: int | None = None) -> list[li
     batches: list[list[int]] = []
     for place in sorted(range(len(lengths)), key=lengths.__getitem__):
         rows = len(batches[-1]) + 1 if batches else 0
-        fits = lengths[place] * rows <= TOKENS_PER_BATCH and (max_rows is None or rows <= max_rows)
+        fits = lengths[place] * rows <= max_tokens and (max_rows is None or rows <= max_rows)
         if batches and fits and lengths[batches[-1][0]]:
             batches[-1].append(place)
         else:

@@ -62,7 +62,7 @@ def both(tokenizer):
 @pytest.fixture(autouse=True, params=["right", "left"])
 def padding_side(request, tokenizer, monkeypatch):
     monkeypatch.setattr(tokenizer, "padding_side", request.param)
-    monkeypatch.setattr(bulk, "TOKENS_PER_BATCH", 60)  # several batches of several texts
+    monkeypatch.setattr(bulk, "TOKENS_PER_BATCH_ON_CPU", 60)  # several batches of several texts
     monkeypatch.setattr(bulk, "WINDOW", 5)
 
 
@@ -227,14 +227,14 @@ def test_the_tasks_keep_their_names_and_defaults(both, tmp_path):
         assert "custom_pipelines" not in json.loads((tmp_path / "config.json").read_text())
 
 
-@given(st.lists(st.integers(0, 90), max_size=40), st.integers(1, 9))
-def test_batches_hold_each_row_once_within_their_budget(lengths, max_rows):
+@given(st.lists(st.integers(0, 90), max_size=40), st.integers(1, 9), st.integers(1, 99))
+def test_batches_hold_each_row_once_within_their_budget(lengths, max_rows, max_tokens):
     for most in (None, max_rows):
-        batches = bulk.plan_batches(lengths, most)
+        batches = bulk.plan_batches(lengths, most, max_tokens)
         assert sorted(place for batch in batches for place in batch) == list(range(len(lengths)))
         for batch in batches:
             own = [lengths[place] for place in batch]
-            assert len(own) == 1 or (max(own) * len(own) <= bulk.TOKENS_PER_BATCH and min(own) > 0)
+            assert len(own) == 1 or (max(own) * len(own) <= max_tokens and min(own) > 0)
             assert len(own) <= (most or len(own))
 
 
@@ -243,7 +243,7 @@ def test_a_batch_that_fails_loses_no_other_result(both, tokenizer, monkeypatch):
     ours, _ = both("text-classification")
     longest = len(tokenizer(LONG)["input_ids"])
     assert longest > 64
-    monkeypatch.setattr(bulk, "TOKENS_PER_BATCH", 4096)  # all in one batch
+    monkeypatch.setattr(bulk, "TOKENS_PER_BATCH_ON_CPU", 4096)  # all in one batch
     params = ({}, {}, {"top_k": 1, "_legacy": False})
     found, stream = [], iter(bulk.BulkResults(ours, [TEXTS[0], LONG, TEXTS[4]], 0, 1, params))
     found.append(next(stream))
