@@ -3,8 +3,11 @@
 A file that travels with the code of the pipelines.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections import defaultdict, deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -18,6 +21,9 @@ WINDOW = 2048
 TOKENS_PER_BATCH = 4096
 """Enough to keep the matrix products of a small model busy; more only costs memory."""
 
+TOKENS_PER_BATCH_ON_CPU = 1024
+"""Enough for one thread of a CPU; what a layer makes of more leaves its cache, and the threads get unlike shares."""
+
 Row = dict[str, Any]
 
 
@@ -28,7 +34,8 @@ class BulkPipeline(Pipeline):
     generator is never asked for more than the caller allows. A window is tokenised at once and passed through the
     model in batches of like length. Each input gets what it gets alone, in the order of the inputs; a mistake in one
     is raised after the results before it (one that a dataset raises, with its window). Where padding may change a
-    result (models of others, or a tokenizer without a padding token), Hugging Face's own iterator runs.
+    result (models of others, or a tokenizer without a padding token), Hugging Face's own iterator runs. On a CPU the
+    batches run in as many threads as PyTorch has for an operation, each in one.
     """
 
     model: Any
@@ -79,35 +86,51 @@ class BulkPipeline(Pipeline):
     def run_window(
         self, inputs: Sequence[Any], preprocess: dict[str, Any], forward: dict[str, Any], postprocess: dict[str, Any]
     ) -> Iterator[Any]:
-        """The results of some inputs in their order; a batch is run when the first of its results is asked for."""
+        """The results of some inputs in their order.
+
+        A batch is run when the first of its results is asked for, and with it the next ones where threads are idle.
+        """
         prepared, mistake = self._prepare(inputs, preprocess)
         rows = [row for chunks in prepared for row in chunks]
-        batches = {place: batch for batch in plan_rows(rows) for place in batch}
+        most = TOKENS_PER_BATCH_ON_CPU if self.device.type == "cpu" else TOKENS_PER_BATCH
+        batches = sorted(plan_rows(rows, most), key=min)  # in the order in which they are asked for
+        threads = self._count_threads() if len(batches) > 1 else 1
         outputs: dict[int, Any] = {}
         places = iter(range(len(rows)))
-        for chunks in prepared:
-            own = list(islice(places, len(chunks)))
-            for place in own:
-                if place not in outputs:
-                    outputs |= self._run_rows(rows, batches, place, forward)
-            results = [outputs.pop(place) for place in own]
-            of_input: Any = results if isinstance(self, ChunkPipeline) else results[0]
-            yield self.postprocess(of_input, **postprocess)
+        with closing(map_in_threads(partial(self._run_rows, rows, forward), batches, threads)) as found:
+            for chunks in prepared:
+                results = []
+                for place in islice(places, len(chunks)):
+                    if place not in outputs:
+                        outputs |= next(found)
+                    results.append(outputs.pop(place))
+                    if isinstance(results[-1], Exception):
+                        raise results[-1]
+                of_input: Any = results if isinstance(self, ChunkPipeline) else results[0]
+                yield self.postprocess(of_input, **postprocess)
         if mistake is not None:
             raise mistake
 
-    def _run_rows(
-        self, rows: list[Row], batches: dict[int, list[int]], place: int, forward: dict[str, Any]
-    ) -> dict[int, Any]:
-        """What `forward` gives for a row, and for those that go with it."""
-        batch = batches[place]
+    def _count_threads(self) -> int:
+        """How many threads may share the batches."""
+        # Autocast holds for one thread, and a graph for one number of threads; scaled angles may follow the last text.
+        if self.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+            return 1
+        alone = any(
+            module._compiled_call_impl or getattr(module, "rope_type", "default") != "default"
+            for module in self.model.modules()
+        )
+        return 1 if alone else torch.get_num_threads()
+
+    def _run_rows(self, rows: list[Row], params: dict[str, Any], batch: list[int]) -> dict[int, Any]:
+        """What `forward` gives for each row of a batch, or its mistake."""
         try:
-            return dict(zip(batch, self._run_batch([rows[one] for one in batch], forward), strict=True))
-        except Exception:
+            return dict(zip(batch, self._run_batch([rows[place] for place in batch], params), strict=True))
+        except Exception as mistake:
             if len(batch) == 1:
-                raise
-            batches |= {one: [one] for one in batch}  # the input at fault is found alone
-            return self._run_rows(rows, batches, place, forward)
+                return {batch[0]: mistake}
+        # The input at fault is found alone.
+        return {place: self._run_rows(rows, params, [place])[place] for place in batch}
 
     def _prepare(self, inputs: Sequence[Any], params: dict[str, Any]) -> tuple[list[list[Row]], Exception | None]:
         """The rows of each input, up to the first with a mistake."""
@@ -199,7 +222,35 @@ class BulkResults(IterableDataset):
         return iter(lambda: list(islice(source, self.batch_size)), [])
 
 
-def plan_rows(rows: Sequence[Row]) -> Iterator[list[int]]:
+def map_in_threads(work: Callable[[Any], Any], items: Sequence[Any], threads: int) -> Generator[Any, None, None]:
+    """The results of `work` in the order of the items: when one is asked for, up to `threads` are at work.
+
+    PyTorch has its threads share each operation, at the end of which they wait for each other. Those that share the
+    items do not.
+
+    Args:
+        work: runs in any of the threads, which share PyTorch's among them.
+        items: for `work`.
+        threads: the caller's own runs everything if there is no other.
+    """
+    workers = min(threads, len(items))
+    if workers < 2:
+        yield from map(work, items)
+        return
+    pending: deque[Future[Any]] = deque()
+    try:
+        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(threads // workers,)) as pool:
+            for item in items:
+                pending.append(pool.submit(work, item))
+                if len(pending) == workers:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+    finally:
+        torch.set_num_threads(torch.get_num_threads())  # the number of threads to come, which the workers' became
+
+
+def plan_rows(rows: Sequence[Row], max_tokens: int) -> Iterator[list[int]]:
     """Which rows to pass together: those with the same entries, and without a mask those that need no padding.
 
     What is several rows already goes alone.
@@ -209,18 +260,21 @@ def plan_rows(rows: Sequence[Row]) -> Iterator[list[int]]:
         names, alone = frozenset(row), place if len(row["input_ids"]) > 1 else None
         groups[names, alone, None if "attention_mask" in names else _tokens(row)].append(place)
     for places in groups.values():
-        for batch in plan_batches([_tokens(rows[place]) for place in places]):
+        for batch in plan_batches([_tokens(rows[place]) for place in places], max_tokens=max_tokens):
             yield [places[one] for one in batch]
 
 
-def plan_batches(lengths: Sequence[int], max_rows: int | None = None) -> list[list[int]]:
-    """Batches of like length, from the shortest on, of at most `TOKENS_PER_BATCH` tokens with padding.
+def plan_batches(
+    lengths: Sequence[int], max_rows: int | None = None, max_tokens: int = TOKENS_PER_BATCH
+) -> list[list[int]]:
+    """Batches of like length, from the shortest on.
 
     A longer text, and each text without tokens, is a batch of its own.
 
     Args:
         lengths: tokens of each row.
         max_rows: of a batch.
+        max_tokens: of a batch, with padding.
 
     Returns:
         Places in `lengths`, each once.
@@ -228,7 +282,7 @@ def plan_batches(lengths: Sequence[int], max_rows: int | None = None) -> list[li
     batches: list[list[int]] = []
     for place in sorted(range(len(lengths)), key=lengths.__getitem__):
         rows = len(batches[-1]) + 1 if batches else 0
-        fits = lengths[place] * rows <= TOKENS_PER_BATCH and (max_rows is None or rows <= max_rows)
+        fits = lengths[place] * rows <= max_tokens and (max_rows is None or rows <= max_rows)
         if batches and fits and lengths[batches[-1][0]]:
             batches[-1].append(place)
         else:
