@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from built import copy_of
 from families import CASES, SPREAD, Wide, inputs, our_model, precise, real_tokens, their_model
 
 from fratrie.conversion import to_hf
@@ -13,11 +12,8 @@ STATES = ("hidden_states", "encoder_hidden_states", "decoder_hidden_states")
 
 
 def pair(case, **choices):
-    def build():
-        theirs = their_model(case, **choices)
-        return theirs, our_model(theirs)
-
-    return copy_of(("pair", case.name, repr(choices)), build)
+    theirs = their_model(case, **choices)
+    return theirs, our_model(theirs)
 
 
 def close(actual, expected, tolerance):

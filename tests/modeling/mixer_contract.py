@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from built import copy_of
 from layouts import rows_of_stack
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.cache_utils import Cache, DynamicCache
@@ -146,15 +145,12 @@ class MixerContract:
         return self.build_with_head(causal, {**(variant or {}), **fields}, dtype).model
 
     def build_with_head(self, causal, fields, dtype=torch.float64):
-        def build():
-            torch.manual_seed(0)
-            head = FratrieDecoderForCausalLM if causal else FratrieEncoderForMaskedLM
-            model = head(self.config(causal, **fields))
-            for parameter in model.parameters():
-                parameter.data.add_(torch.randn_like(parameter) * 0.3)
-            return model.to(dtype).eval()
-
-        return copy_of((type(self), causal, repr(fields), dtype), build)
+        torch.manual_seed(0)
+        head = FratrieDecoderForCausalLM if causal else FratrieEncoderForMaskedLM
+        model = head(self.config(causal, **fields))
+        for parameter in model.parameters():
+            parameter.data.add_(torch.randn_like(parameter) * 0.3)
+        return model.to(dtype).eval()
 
     @pytest.fixture
     def layouts(self, monkeypatch):

@@ -10,7 +10,7 @@ _built = OrderedDict()
 
 
 def copy_of(key, build):
-    """A copy of the model (or tuple of models) that `build()` gives, which runs only if none was kept under this key.
+    """A copy of the model that `build()` gives, which runs only if none was kept under this key.
 
     A copy takes a quarter of the time: most of it goes into checking configurations. Copies share no memory, and
     random numbers go on as they do after `build()`, which is to seed them itself.
