@@ -44,8 +44,8 @@ def needs_scores(case: Case) -> bool:
     return any(mixer.adds_to_scores or mixer.mask_form == "globals" for mixer in mixers)
 
 
-WITHOUT_BIAS = [case for case in cases() if not has_bias(case) and not needs_scores(case)]
 WITH_BIAS = [case for case in cases() if has_bias(case) or needs_scores(case)]
+WITHOUT_BIAS = [case for case in cases() if case not in WITH_BIAS]
 
 
 def window(module: torch.nn.Module, sliding_window: int | None, queries: int, keys: int) -> torch.Tensor:
