@@ -1,6 +1,7 @@
 """Python programs in processes forked from a server that has read the libraries, which a new one takes seconds for."""
 
 import faulthandler
+import gc
 import multiprocessing
 import os
 import runpy
@@ -64,6 +65,7 @@ def run_forked(*arguments, processes=1, environment=None, seconds=300):
 
 def run_program(arguments, environment, folder, output):
     """What the new process does."""
+    gc.freeze()  # what the server has read is no garbage: see tests/conftest.py
     for descriptor, path in enumerate(output, start=1):
         with open(path, "w") as file:
             os.dup2(file.fileno(), descriptor)

@@ -3,10 +3,12 @@
 `python tests/models/combinations.py` prints them as a markdown table.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
+from built import copy_of
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -80,7 +82,7 @@ class Combination:
 
     name: str
     description: str
-    fields: dict[str, Any]
+    fields: dict[str, Any] = field(hash=False)
     siblings: tuple[str, ...] = SIBLINGS
 
 
@@ -291,12 +293,16 @@ class Case:
 
         The head is the sibling's first one by default: it predicts tokens, or labels images.
         """
-        torch.manual_seed(0)
-        model = HEADS[self.sibling][head or first_head(self.sibling)][0](self.config(**overrides)).eval()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(0.15 * torch.randn_like(parameter))
-        return model
+
+        def build() -> PreTrainedModel:
+            torch.manual_seed(0)
+            model = HEADS[self.sibling][head or first_head(self.sibling)][0](self.config(**overrides)).eval()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(0.15 * torch.randn_like(parameter))
+            return model
+
+        return copy_of((str(self), head or first_head(self.sibling), repr(overrides)), build)
 
 
 CASES = [Case(combination, sibling) for combination in COMBINATIONS for sibling in combination.siblings]
@@ -320,6 +326,7 @@ def case_of(sibling: str, name: str | None = None) -> Case:
     return case
 
 
+@cache
 def choices(case: Case) -> set[Any]:
     """What a case chooses: the values of its fields, numbers only as given or not, and how its layers attend."""
     found: set[Any] = set()

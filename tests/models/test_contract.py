@@ -17,6 +17,7 @@ import pytest
 import torch
 import transformers
 from accelerate import cpu_offload, disk_offload
+from built import copy_of
 from combinations import DECODER, ENCODER, HEADS, IMAGE, SEQ2SEQ, SIZES, Case, case_of, cases, stack_configs
 from safetensors.torch import save_file
 from transformers import AutoModel, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
@@ -57,8 +58,11 @@ class Subject:
         return self.config_class(**{**dict(self.fields), **overrides})
 
     def build(self, config: Any = None, **overrides: Any) -> Any:
-        torch.manual_seed(0)
-        return self.model_class(self.config(**overrides) if config is None else config).eval()
+        def build() -> Any:
+            torch.manual_seed(0)
+            return self.model_class(self.config(**overrides) if config is None else config).eval()
+
+        return copy_of((str(self), repr(overrides)), build) if config is None else build()
 
     def inputs(self, mask: str = "tril", vocab_size: int = SIZES["vocab_size"]) -> dict[str, torch.Tensor]:
         """Ids and mask: with row i of i + 1 real tokens (`"tril"`), with `"holes"`, or with none."""

@@ -3,7 +3,9 @@
 Where its own Llama or T5 cannot, ours fail in the same way; the tests compare the two.
 """
 
+import importlib
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -154,7 +156,13 @@ def test_an_early_exit_reads_the_states_of_its_layer():
     torch.testing.assert_close(model.model(ids).last_hidden_state, model.model.norm(states))
 
 
-def test_a_quantised_cache_gives_what_hugging_faces_llama_gives_with_it():
+def test_a_quantised_cache_gives_what_hugging_faces_llama_gives_with_it(monkeypatch):
+    # Quanto would compile its kernel, which takes most of a minute; this is what it computes.
+    def unpack(packed, bits):
+        return torch.cat([packed >> shift & (1 << bits) - 1 for shift in range(0, 8, bits)])
+
+    kernels = importlib.import_module("optimum.quanto.library.extensions.extension").get_extension("quanto_cpp")
+    monkeypatch.setattr(kernels, "_lib", SimpleNamespace(unpack=unpack))
     theirs = llama(num_key_value_heads=2)
     model = from_hf(theirs)
     settings = {"cache_implementation": "quantized", "output_logits": True, "return_dict_in_generate": True}
