@@ -157,7 +157,7 @@ def test_a_packed_model_does_not_learn():
 
 
 def test_what_cannot_be_packed_is_refused():
-    with pytest.raises(ValueError, match="precision='int4': choose from 'float32', .*'int8_weights'"):
+    with pytest.raises(ValueError, match=r"precision='int4': choose from 'float32', .*'int8_weights'"):
         pack(decoder(), "int4")
     with pytest.raises(ValueError, match="weights are on meta"):
         pack(decoder().to("meta"))
