@@ -15,9 +15,12 @@ from transformers import PreTrainedModel
 
 from .modeling.linear_maps import Joined, has_more_to_its_call
 
-Precision = Literal["float32", "bfloat16", "int8"]
+Precision = Literal["float32", "bfloat16", "int8", "int8_weights"]
 Product = Callable[[torch.Tensor], torch.Tensor]
 Model = TypeVar("Model", bound=PreTrainedModel)
+
+TOKENS_AT_ONCE = 256  # up to so many, what integers are rounded from and to stays in a processor's cache
+FEW_TOKENS = 8  # up to so many, weights are read as they are; of more, they are first laid out in another dtype
 
 
 def pack(model: Model, precision: Precision = "float32") -> Model:
@@ -29,16 +32,16 @@ def pack(model: Model, precision: Precision = "float32") -> Model:
 
     Args:
         model: any Hugging Face model, from then on in `eval` mode and without gradients.
-        precision: of the products. `"bfloat16"` needs a processor that has it. `"int8"` rounds the weights of each
-            output, and the inputs of each token, to 8 bits (Dettmers et al. 2022, section 2), so that a text gets the
-            same in a batch and alone.
+        precision: of the products. `"int8"` rounds the weights of each output, and the inputs of each token, to 8
+            bits (Dettmers et al. 2022, section 2), so that a text gets the same in a batch and alone. `"int8_weights"`
+            rounds the weights alone and multiplies them with inputs in bfloat16: for writing one text or a few.
 
     Returns:
         The same model.
 
     Raises:
         ValueError: for another precision, a model that is packed already, is not on a CPU or has no linear layers, and
-            a processor without bfloat16.
+            for `"bfloat16"` and `"int8_weights"`, a processor without products of bfloat16.
     """
     if precision not in get_args(Precision):
         raise ValueError(f"precision={precision!r}: choose from {', '.join(map(repr, get_args(Precision)))}.")
@@ -48,7 +51,7 @@ def pack(model: Model, precision: Precision = "float32") -> Model:
             f"The weights are on {', '.join(sorted(devices))}: packed layers are for a CPU; elsewhere load the model "
             "with dtype='bfloat16' or a quantization_config."
         )
-    if precision == "bfloat16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if precision in ("bfloat16", "int8_weights") and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         raise ValueError("This processor has no products of bfloat16: use precision='float32' or 'int8'.")
     if any(isinstance(module, PackedLinear) for module in model.modules()):
         raise ValueError(f"This {type(model).__name__} is packed already: load it anew for another precision.")
@@ -69,13 +72,14 @@ def place(model: Model, device: torch.device, precision: Precision | None = None
     Args:
         model: any Hugging Face model.
         device: of the run.
-        precision: in `"bfloat16"` the whole model is, with `"int8"` the products alone; by default as the weights are.
+        precision: in `"bfloat16"` the whole model is, with those of 8 bits the products alone; by default as the
+            weights are.
 
     Raises:
-        ValueError: as `pack`, and for `"int8"` on another device than a CPU.
+        ValueError: as `pack`, and for a precision of 8 bits on another device than a CPU.
     """
-    if precision == "int8" and device.type != "cpu":
-        raise ValueError(f"precision='int8' is for a CPU, not for {device}: use 'bfloat16'.")
+    if precision in ("int8", "int8_weights") and device.type != "cpu":
+        raise ValueError(f"precision={precision!r} is for a CPU, not for {device}: use 'bfloat16'.")
     model = cast(Any, model).to(device)
     if precision in ("float32", "bfloat16"):
         model = cast(Any, model).to(getattr(torch, precision))
@@ -159,8 +163,11 @@ def _refuse_to_save(*args: Any, **kwargs: Any) -> NoReturn:
 
 @torch.no_grad()
 def _product(weight_OI: torch.Tensor, bias_O: torch.Tensor | None, precision: Precision) -> Product:
-    make = _integer_product if precision == "int8" else _float_product
-    return make(weight_OI, bias_O, getattr(torch, precision))
+    if precision == "int8":
+        return _integer_product(weight_OI, bias_O)
+    if precision == "int8_weights":
+        return _product_of_integer_weights(weight_OI, bias_O)
+    return _float_product(weight_OI, bias_O, getattr(torch, precision))
 
 
 def _float_product(weight_OI: torch.Tensor, bias_O: torch.Tensor | None, dtype: torch.dtype) -> Product:
@@ -174,21 +181,50 @@ def _float_product(weight_OI: torch.Tensor, bias_O: torch.Tensor | None, dtype: 
     return product
 
 
-def _integer_product(weight_OI: torch.Tensor, bias_O: torch.Tensor | None, dtype: torch.dtype) -> Product:
+def _integer_product(weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> Product:
     """A product of integers, with sums in 32 bits."""
-    largest, bias = torch.iinfo(dtype).max, None if bias_O is None else bias_O.float()
-    weight, scales_O1 = _rounded(weight_OI.float(), largest)
-    weight_IO, scales_O = weight.to(dtype).T, scales_O1.flatten()
+    weight_OI, scales_O1 = _rounded(weight_OI.float())
+    weight_IO, scales_O = weight_OI.T, scales_O1.flatten()
+    bias = torch.zeros_like(scales_O) if bias_O is None else bias_O.float()
+
+    def outputs(x_NI: torch.Tensor) -> torch.Tensor:
+        tokens_NI, scales_N1 = _rounded(x_NI.float())
+        return torch.addcmul(bias, torch._int_mm(tokens_NI, weight_IO).float().mul_(scales_N1), scales_O)
 
     def product(x: torch.Tensor) -> torch.Tensor:
-        tokens_NI, scales_N1 = _rounded(x.float().reshape(-1, x.shape[-1]), largest)
-        sums_NO = torch._int_mm(tokens_NI.to(dtype), weight_IO).float().mul_(scales_N1).mul_(scales_O)
-        return (sums_NO if bias is None else sums_NO.add_(bias)).view(*x.shape[:-1], len(scales_O))
+        x_NI = x.reshape(-1, x.shape[-1])
+        if len(x_NI) <= TOKENS_AT_ONCE:
+            y_NO = outputs(x_NI)
+        else:
+            y_NO = x.new_empty(len(x_NI), len(scales_O))
+            for some_x, some_y in zip(x_NI.split(TOKENS_AT_ONCE), y_NO.split(TOKENS_AT_ONCE), strict=True):
+                some_y.copy_(outputs(some_x))
+        return y_NO.view(*x.shape[:-1], len(scales_O))
 
     return product
 
 
-def _rounded(rows: torch.Tensor, largest: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows `(N, I)` as whole numbers up to `largest`, and the size of their steps `(N, 1)`."""
-    scales_N1 = rows.abs().amax(dim=1, keepdim=True).div_(largest).clamp_min_(torch.finfo(rows.dtype).tiny)
-    return (rows / scales_N1).round_(), scales_N1
+def _product_of_integer_weights(weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> Product:
+    """A product of bfloat16 and integers, each output scaled after."""
+    dtype = torch.bfloat16
+    bias = None if bias_O is None else bias_O.to(dtype)
+    weight, scales_O1 = _rounded(weight_OI.float())
+    scales = scales_O1.flatten().to(dtype)
+    few = FEW_TOKENS if weight.shape[1] % 16 == 0 else 0  # torch reads 16 inputs at once, past the end of others
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        x_NI = x.reshape(-1, x.shape[-1]).to(dtype).contiguous()
+        if len(x_NI) <= few:
+            y_NO = torch._weight_int8pack_mm(x_NI, weight, scales)
+        else:
+            y_NO = nn.functional.linear(x_NI, weight.to(dtype)).mul_(scales)
+        return (y_NO if bias is None else y_NO.add_(bias)).view(*x.shape[:-1], len(scales))
+
+    return product
+
+
+def _rounded(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows `(N, I)` as integers of 8 bits, and the size of their steps `(N, 1)`."""
+    largest, tiny = torch.iinfo(torch.int8).max, torch.finfo(rows.dtype).tiny
+    scales_N1 = rows.abs().amax(dim=1, keepdim=True).div_(largest).clamp_min_(tiny)
+    return (rows / scales_N1).round_().to(torch.int8), scales_N1

@@ -15,12 +15,12 @@ from fratrie import (
     FratrieSeq2SeqConfig,
     FratrieSeq2SeqForConditionalGeneration,
 )
-from fratrie.inference import PackedLinear, pack, place
+from fratrie.inference import FEW_TOKENS, TOKENS_AT_ONCE, PackedLinear, pack, place
 
 TINY = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 T5 = {"vocab_size": 50, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
 # How far the outputs may move, as a share of their size.
-ROUNDING = {"float32": 1e-5, "bfloat16": 3e-2, "int8": 7e-2}
+ROUNDING = {"float32": 1e-5, "bfloat16": 3e-2, "int8": 7e-2, "int8_weights": 7e-2}
 HAS_BFLOAT16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
@@ -43,7 +43,7 @@ MODELS = {
 
 
 def precision_here(precision):
-    if precision == "bfloat16" and not HAS_BFLOAT16:
+    if precision in ("bfloat16", "int8_weights") and not HAS_BFLOAT16:
         with pytest.raises(ValueError, match="no products of bfloat16"):
             pack(decoder(), precision)
         return False
@@ -117,6 +117,29 @@ def test_a_text_gets_the_same_integers_in_a_batch_and_alone():
     assert torch.equal(layer(x), torch.cat([layer(row) for row in x.split(1)]))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tokens", [1, FEW_TOKENS, FEW_TOKENS + 1, TOKENS_AT_ONCE, 2 * TOKENS_AT_ONCE + 3])
+@pytest.mark.parametrize("sizes", [(64, 23), (67, 24)])
+@pytest.mark.parametrize("precision", ["int8", "int8_weights"])
+@torch.no_grad()
+def test_products_of_8_bits_are_those_of_the_rounded_numbers_however_many_tokens(precision, sizes, tokens, dtype):
+    if not precision_here(precision):
+        return
+    linear, x = nn.Linear(*sizes), torch.randn(tokens, sizes[0]).to(dtype)
+
+    def rounded(rows):
+        steps = rows.abs().amax(1, keepdim=True) / 127
+        return (rows / steps).round() * steps
+
+    inputs = rounded(x.double()) if precision == "int8" else x.bfloat16().double()
+    expected = inputs @ rounded(linear.weight.double()).T + linear.bias.double()
+    # Of 8 bits each, in sums of 32: only what is said in bfloat16 is rounded again.
+    error = 1e-6 if precision == "int8" and dtype == torch.float32 else 2**-8
+    actual = pack(_Wrapped(linear), precision).layer(x)
+    assert actual.dtype == dtype
+    torch.testing.assert_close(actual.double(), expected, rtol=2 * error, atol=2 * error)
+
+
 def test_a_packed_model_is_not_saved(tmp_path):
     model = copy.deepcopy(pack(decoder()))
     for save in (lambda: model.save_pretrained(tmp_path / "model"), model.state_dict):
@@ -134,7 +157,7 @@ def test_a_packed_model_does_not_learn():
 
 
 def test_what_cannot_be_packed_is_refused():
-    with pytest.raises(ValueError, match="precision='int4': choose from 'float32', 'bfloat16', 'int8'"):
+    with pytest.raises(ValueError, match=r"precision='int4': choose from 'float32', .*'int8_weights'"):
         pack(decoder(), "int4")
     with pytest.raises(ValueError, match="weights are on meta"):
         pack(decoder().to("meta"))
@@ -150,8 +173,9 @@ def test_a_model_is_placed_as_its_device_allows():
     assert type(place(model, cpu, "int8").lm_head) is PackedLinear
     moved = place(decoder(), elsewhere, "bfloat16")
     assert moved.device == elsewhere and moved.dtype == torch.bfloat16 and type(moved.lm_head) is nn.Linear
-    with pytest.raises(ValueError, match="'int8' is for a CPU, not for meta"):
-        place(decoder(), elsewhere, "int8")
+    for precision in ("int8", "int8_weights"):
+        with pytest.raises(ValueError, match=f"'{precision}' is for a CPU, not for meta"):
+            place(decoder(), elsewhere, precision)
 
 
 def test_layers_with_hooks_stay_as_they_are():

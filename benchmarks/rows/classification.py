@@ -15,12 +15,14 @@ from fratrie.tokenization import train_byte_level_bpe
 SENTENCES, BATCH = 400, 32
 SIZES = ((6, 256), (4, 128))
 # How our model is prepared, and the goal; packing is for processors.
-WAYS: dict[str, tuple[Callable[[PreTrainedModel], PreTrainedModel], float]] = {
+WAYS: dict[str, tuple[Callable[[PreTrainedModel], PreTrainedModel], float | None]] = {
     "float32": (lambda model: model, 6.0),
     "weights in bfloat16": (lambda model: model.to(torch.bfloat16), 9.0),
     "packed float32": (pack, 6.0),
     "packed in bfloat16": (lambda model: pack(model.to(torch.bfloat16), "bfloat16"), 9.0),
     "packed int8": (partial(pack, precision="int8"), 12.0),
+    "packed int8, the rest in bfloat16": (lambda model: pack(model.to(torch.bfloat16), "int8"), 12.0),
+    "packed int8 weights": (partial(pack, precision="int8_weights"), None),
 }
 
 

@@ -21,6 +21,7 @@ WAYS: dict[str, tuple[Callable[[PreTrainedModel], PreTrainedModel], float | None
     "packed float32": (pack, None),
     "packed in bfloat16": (lambda model: pack(model.to(torch.bfloat16), "bfloat16"), 1.8),
     "packed int8": (partial(pack, precision="int8"), 2.5),
+    "packed int8 weights": (partial(pack, precision="int8_weights"), 2.5),
 }
 SIZES = {
     **{"hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 6},

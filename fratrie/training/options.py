@@ -52,8 +52,8 @@ class InferenceOptions(ReadingOptions):
     precision: Precision | None = field(
         default=None,
         metadata={
-            "help": "Of the matrix products: bfloat16 and, on a CPU, int8 are faster than float32; by default that of "
-            "the weights."
+            "help": "Of the matrix products: bfloat16 and, on a CPU, int8 are faster than float32 (int8_weights is "
+            "for writing); by default that of the weights."
         },
     )
     max_length: int | None = field(
