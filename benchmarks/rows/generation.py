@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from benchmarks.limits import products_alone
 from benchmarks.timing import Row, device, times
 from fratrie.conversion import from_hf
 from fratrie.inference import pack
@@ -52,7 +53,9 @@ def _compare(
     texts = {name: write(model) for name, model in ours.items()}
     for name in ("as it is", "packed float32"):
         assert name not in texts or torch.equal(texts[name], expected), name
-    seconds = times({"theirs": partial(write, theirs)} | {name: partial(write, ours[name]) for name in ours}, rounds)
+    works = {name: partial(write, model) for name, model in ours.items()}
+    products = {("products", name): products_alone(work) for name, work in works.items()}
+    seconds = times({"theirs": partial(write, theirs), **works, **products}, rounds)
     return [
         Row(
             work=f"{tokens} tokens after {len(prompts)} prompts, {name}",
@@ -61,6 +64,7 @@ def _compare(
             goal=WAYS[name][1],
             ours=f"{tokens * len(prompts) / seconds[name]:.0f} tokens/s",
             note=f"{(texts[name] == expected)[:, prompts.shape[1] :].float().mean():.0%} of the tokens are the same",
+            limit=seconds["theirs"] / seconds["products", name],
         )
         for name in ours
     ]
