@@ -106,7 +106,7 @@ class LinearAttention(AttentionMixer):
         # Autocast would round the products, and a sum in half precision soon takes in no more tokens.
         with maybe_autocast(query_BHTC.device.type, enabled=False):
             mixed = self._causal(parts, cache) if self.is_causal else self._bidirectional(parts)
-        return torch.cat(mixed, dim=2).to(given).transpose(1, 2), None
+        return torch.cat([x.transpose(1, 2) for x in mixed], dim=1).to(given), None
 
     def _causal(self, parts: list[list[torch.Tensor]], cache: Cache | None) -> list[torch.Tensor]:
         """Mixed values `(B, H, T, C)` of each part of the rows, one after another."""

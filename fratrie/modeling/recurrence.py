@@ -10,6 +10,7 @@ Shapes: B batch, H heads, G heads of queries and keys, E heads that each of thes
 key, V size of a value, X decays of a token (1 or C), J chunks, M tokens of a chunk, W = V + C.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -135,7 +136,10 @@ def _in_chunks(tokens: Tokens, state_BHCV: torch.Tensor, longest: int) -> tuple[
 
     query_BHJMC, key_BHJMC, value_BHJMV, log_decay_BHJMX = (cut(x) for x in tokens[:4])
     age_BHJMX = log_decay_BHJMX.cumsum(3)  # log of the decay since the chunk began
-    score = _scores_by_channel if by_channel else _scores
+    if by_channel:
+        score = partial(_scores_by_channel, age_BHJMC=age_BHJMX)
+    else:
+        score = partial(_scores, decay_BHJMM=_decays(age_BHJMX))
     left_BHJMC = key_BHJMC * (age_BHJMX[..., -1:, :] - age_BHJMX).exp()  # what is left of a key at the chunk's end
     decay_BHJX1 = age_BHJMX[..., -1:, :].exp().transpose(-1, -2)
     known_BHJMC = None
@@ -144,7 +148,7 @@ def _in_chunks(tokens: Tokens, state_BHCV: torch.Tensor, longest: int) -> tuple[
     else:
         rate_BHJM1 = cut(tokens.rate_BHT1)
         rated_BHJMC = key_BHJMC * rate_BHJM1
-        system_BHJMM = score(rated_BHJMC, key_BHJMC, age_BHJMX)
+        system_BHJMM = score(rated_BHJMC, key_BHJMC)
         sides_BHJMW = torch.cat((value_BHJMV * rate_BHJM1, rated_BHJMC * age_BHJMX.exp()), dim=-1)
         solved_BHJMW = torch.linalg.solve_triangular(system_BHJMM, sides_BHJMW, upper=False, unitriangular=True)
         written_BHJMV, known_BHJMC = solved_BHJMW.split((value_BHJMV.shape[-1], key_BHJMC.shape[-1]), dim=-1)
@@ -154,7 +158,7 @@ def _in_chunks(tokens: Tokens, state_BHCV: torch.Tensor, longest: int) -> tuple[
     if known_BHJMC is not None:
         written_BHJMV = written_BHJMV - known_BHJMC @ states_BHJCV
     output_BHJMV = (query_BHJMC * age_BHJMX.exp()) @ states_BHJCV
-    output_BHJMV = output_BHJMV + score(query_BHJMC, key_BHJMC, age_BHJMX) @ written_BHJMV
+    output_BHJMV = output_BHJMV + score(query_BHJMC, key_BHJMC) @ written_BHJMV
     return output_BHJMV.flatten(2, 3)[:, :, :length], state_BHCV
 
 
@@ -172,11 +176,9 @@ def _in_chunks_by_head(tokens: Tokens, state_BHCV: torch.Tensor, longest: int) -
         for x in tokens[2:4]
     )
     age_BGJME1 = log_decay_BGJME1.cumsum(3)
-    age_BGJEM1 = age_BGJME1.transpose(3, 4)
-    # Later keys are out by the scores; cut at zero, their exponents stay finite.
-    decay_BGJEMM = (age_BGJEM1 - age_BGJEM1.transpose(-1, -2)).clamp_max(0.0).exp()
-    scores_BGJMM = (query_BGJMC @ key_BGJMC.transpose(-1, -2)).tril_()
-    within_BGJEMV = (scores_BGJMM.unsqueeze(3) * decay_BGJEMM) @ value_BGJMEV.transpose(3, 4)
+    decay_BGJEMM = _decays(age_BGJME1.transpose(3, 4))
+    scores_BGJEMM = _scores(query_BGJMC.unsqueeze(3), key_BGJMC.unsqueeze(3), decay_BGJEMM)
+    within_BGJEMV = scores_BGJEMM @ value_BGJMEV.transpose(3, 4)
     left_BGJMEV = value_BGJMEV * (age_BGJME1[:, :, :, -1:] - age_BGJME1).exp()
     writes_BGJCEV = (key_BGJMC.transpose(-1, -2) @ left_BGJMEV.flatten(4)).unflatten(-1, left_BGJMEV.shape[4:])
     past_BGCEV = state_BHCV.unflatten(1, (groups, -1)).transpose(2, 3).contiguous()
@@ -193,11 +195,14 @@ def _cut(x_BHTC: torch.Tensor, number: int, size: int) -> torch.Tensor:
     return (nn.functional.pad(x_BHTC, (0, 0, 0, room)) if room else x_BHTC).unflatten(2, (number, size))
 
 
-def _scores(query_BHJMC: torch.Tensor, key_BHJMC: torch.Tensor, age_BHJM1: torch.Tensor) -> torch.Tensor:
+def _scores(query_BHJMC: torch.Tensor, key_BHJMC: torch.Tensor, decay_BHJMM: torch.Tensor) -> torch.Tensor:
     """`(B, H, J, M, M)`: query · key, times the decay between the two; zero for later keys."""
-    power_BHJMM = age_BHJM1 - age_BHJM1.transpose(-1, -2)
-    later_MM = torch.ones_like(power_BHJMM[0, 0, 0], dtype=torch.bool).triu(1)
-    return (query_BHJMC @ key_BHJMC.transpose(-1, -2)) * power_BHJMM.masked_fill(later_MM, -torch.inf).exp()
+    return (query_BHJMC @ key_BHJMC.transpose(-1, -2)).tril_() * decay_BHJMM
+
+
+def _decays(age_BHJM1: torch.Tensor) -> torch.Tensor:
+    """`(B, H, J, M, M)`: the decay between key and query; of later keys, whose scores are zero, a finite number."""
+    return (age_BHJM1 - age_BHJM1.transpose(-1, -2)).clamp_max(0.0).exp()
 
 
 def _scores_by_channel(query_BHJMC: torch.Tensor, key_BHJMC: torch.Tensor, age_BHJMC: torch.Tensor) -> torch.Tensor:
