@@ -115,6 +115,7 @@ class LinearAttention(AttentionMixer):
             key_BHSF, value_BHSW = (repeat_kv(x, self.num_key_value_groups) for x in self._summands(*others))
             sums_BHTW, state_BHFW = self._in_chunks(self.map_queries(query_BHTC), key_BHSF, value_BHSW, state_BHFW)
             mixed.append(self._normalise(sums_BHTW))
+        assert state_BHFW is not None
         keep_state(cache, self.layer_idx, state_BHFW)
         return mixed
 

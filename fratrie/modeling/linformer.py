@@ -155,7 +155,8 @@ class Linformer(AttentionMixer):
             )
             dropout = self.config.attention_dropout if self.training else 0.0
             kernel = eager_attention_forward if self.config._attn_implementation == "eager" else sdpa_attention_forward
-            mixed_BTHC, _ = kernel(self, query_BHTC, key_BKRC, value_BKRC, None, scaling=self.scaling, dropout=dropout)
+            states = (query_BHTC, key_BKRC, value_BKRC)
+            mixed_BTHC = kernel(self, *states, None, scaling=self.scaling, dropout=dropout)[0]
         return mixed_BTHC.to(given), None
 
     def flops(self, length: int) -> int:
