@@ -1,13 +1,17 @@
-"""Every mixer beside softmax attention (SDPA) in one layer, projections included, at growing lengths of one text.
+"""Every mixer beside softmax attention (SDPA) of the same direction, in one layer, at growing lengths of one text.
 
-`python -m benchmarks.mixers` prints the times in milliseconds, the ratios and the slope of the cost in the length, and
-writes them to `benchmarks/MIXERS.md` with a plot. One thread by default; run it on a quiet machine. All mixers of a
-direction take turns, so that a drift of the machine's speed touches all alike.
+`python -m benchmarks.mixers` prints the times in milliseconds, two ratios and the slope of the cost in the length, and
+writes them to `benchmarks/MIXERS.md` with a plot. Times, slopes and the first ratio are those of the layer, its
+projections included. The second ratio is that of the mixing alone: of both layers, what is left without the time that
+their linear maps (`nn.Linear`) take by themselves in the same run. Mixers that recur step by step have no such maps.
+
+One thread by default; run it on a quiet machine. All mixers of a direction take turns, so that a drift of the
+machine's speed touches all alike.
 """
 
 import math
 import multiprocessing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import HfArgumentParser
 
 from fratrie import FratrieDecoderConfig, FratrieDecoderModel, FratrieEncoderConfig, FratrieEncoderModel
@@ -40,6 +45,8 @@ FIELDS: dict[str, dict[str, Any]] = {
 LONGEST = {"adaptive_span": 4096}
 # In the order of the table.
 NAMES = ("softmax", "softmax, window", *(name for name in MIXERS if name != "softmax"))
+# Passes with gradients go up to here.
+LONGEST_BACKWARD = 8192
 # The slope is taken from here up: below it, fixed costs hide how the cost grows.
 LONG = 2048
 
@@ -64,17 +71,21 @@ class Options:
 
 @dataclass(frozen=True)
 class Measured:
-    """Of one mixer in one direction, by length: seconds, those of softmax attention, and bytes at the peak."""
+    """Of one mixer in one direction, by length: seconds of its layer and of the mixing alone, bytes at the peak."""
 
     name: str
-    is_causal: bool
     seconds: dict[int, float] = field(default_factory=dict)
-    of_softmax: dict[int, float] = field(default_factory=dict)
+    mixing: dict[int, float] = field(default_factory=dict)
     memory: dict[int, int] = field(default_factory=dict)
+    softmax: "Measured | None" = None
 
     def ratio(self, length: int) -> float:
-        """How many times as fast as softmax attention."""
-        return self.of_softmax[length] / self.seconds[length]
+        """How many times as fast as a layer of softmax attention."""
+        return (self.softmax or self).seconds[length] / self.seconds[length]
+
+    def mixing_ratio(self, length: int) -> float:
+        """The same of the mixing alone."""
+        return (self.softmax or self).mixing[length] / self.mixing[length]
 
     def slope(self) -> float:
         """Growth of the cost in the length: 1 for a cost that grows with the length, 2 with its square."""
@@ -114,14 +125,21 @@ def measure(options: Options, is_causal: bool, backward: bool) -> list[Measured]
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     names = [name for name in NAMES if name == "softmax" or name in (options.mixers or NAMES)]
-    found = {name: Measured(name, is_causal) for name in names if runs(name, is_causal)}
-    for length in options.lengths:
+    softmax = Measured("softmax")
+    found = {name: Measured(name, softmax=softmax) for name in names if runs(name, is_causal)} | {"softmax": softmax}
+    for length in (n for n in options.lengths if n <= LONGEST_BACKWARD or not backward):
         fitting = [name for name in found if length <= LONGEST.get(name, length)]
-        work = {name: partial(run, stack(name, is_causal, length), length, backward) for name in fitting}
+        work: dict[tuple[str, str], Callable[[], None]] = {}
+        for name in fitting:
+            model = stack(name, is_causal, length)
+            states = torch.randn(1, length, model.config.hidden_size, device=device())
+            work[name, "layer"] = partial(run, model, states, backward)
+            work[name, "maps"] = partial(run_maps, linear_maps(model, states), backward)
         seconds = times(work, options.rounds)
         for name, each in ((name, found[name]) for name in fitting):
-            each.seconds[length], each.of_softmax[length] = seconds[name], seconds["softmax"]
-            each.memory[length] = peak_memory(work[name])
+            each.seconds[length] = seconds[name, "layer"]
+            each.mixing[length] = max(seconds[name, "layer"] - seconds[name, "maps"], 1e-6)
+            each.memory[length] = peak_memory(work[name, "layer"])
     return list(found.values())
 
 
@@ -147,10 +165,9 @@ def stack(name: str, is_causal: bool, length: int) -> FratrieStack:
     return model_class(config).to(device()).eval()
 
 
-def run(model: FratrieStack, length: int, backward: bool) -> None:
-    """One pass of one text through the mixer, the masks that it needs included."""
-    states = torch.randn(1, length, model.config.hidden_size, device=device())
-    layout = Rows(shape=(1, length), given=GivenMask.read(None))
+def run(model: FratrieStack, states: torch.Tensor, backward: bool) -> None:
+    """One pass of one text `(1, T, D)` through the mixer, the masks that it needs included."""
+    layout = Rows(shape=(1, states.shape[1]), given=GivenMask.read(None))
     with torch.set_grad_enabled(backward):
         model.complete(layout, states, None)
         mixed, _ = model.layers[0].mixer(states, layout)
@@ -159,12 +176,35 @@ def run(model: FratrieStack, length: int, backward: bool) -> None:
         model.zero_grad()
 
 
+def linear_maps(model: FratrieStack, states: torch.Tensor) -> list[tuple[nn.Linear, torch.Tensor]]:
+    """The linear maps of the mixer, each with what it reads in a pass of this text."""
+    maps: list[tuple[nn.Linear, torch.Tensor]] = []
+    layers = [layer for layer in model.layers[0].mixer.modules() if isinstance(layer, nn.Linear)]
+    hooks = [layer.register_forward_hook(lambda layer, args, _: maps.append((layer, args[0]))) for layer in layers]
+    run(model, states, backward=False)
+    for hook in hooks:
+        hook.remove()
+    return maps
+
+
+def run_maps(maps: list[tuple[nn.Linear, torch.Tensor]], backward: bool) -> None:
+    """One pass of what each linear map reads through it alone."""
+    for layer, x in maps:
+        with torch.set_grad_enabled(backward):
+            mapped = layer(x.detach().requires_grad_(backward))
+        if backward:
+            mapped.backward(torch.ones_like(mapped))
+            layer.zero_grad()
+
+
 def table(results: list[Measured], lengths: list[int]) -> str:
-    """Rows in Markdown: milliseconds, times as fast as softmax, slope, memory at the longest."""
-    columns = ["mixer", *(f"{n:,}: ms (×)" for n in lengths), f"slope from {LONG:,}", "memory at the longest"]
-    lines = [columns, ["---"] * len(columns)]
+    """Rows in Markdown: milliseconds and ratios by length, slope, memory at the longest."""
+    by_length = (f"{n:,}: ms (×; mixing ×)" for n in lengths)
+    lines = [["mixer", *by_length, f"slope from {LONG:,}", "memory at the longest"]]
+    lines.append(["---"] * len(lines[0]))
     for found in results:
-        measured = [f"{1e3 * found.seconds[n]:.0f} ({found.ratio(n):.1f})" for n in found.seconds]
+        ratios = {n: f"{found.ratio(n):.1f}; {found.mixing_ratio(n):.1f}" for n in found.seconds}
+        measured = [f"{1e3 * found.seconds[n]:.0f} ({ratios[n]})" for n in ratios]
         cells = measured + ["–"] * (len(lengths) - len(measured))
         slope = f"{found.slope():.2f}" if sum(n >= LONG for n in found.seconds) > 1 else "–"
         lines.append([f"`{found.name}`", *cells, slope, f"{found.memory[max(found.memory)] / 2**20:.0f} MiB"])
@@ -172,7 +212,7 @@ def table(results: list[Measured], lengths: list[int]) -> str:
 
 
 def draw(results: Mapping[str, list[Measured]], file: Path) -> None:
-    """Times as fast as softmax attention, by length."""
+    """Times as fast as a layer of softmax attention, by length."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6 * math.ceil(len(results) / 2), 9), layout="constrained")
@@ -183,7 +223,7 @@ def draw(results: Mapping[str, list[Measured]], file: Path) -> None:
             lengths, colour = list(found.seconds), colours[found.name]
             style = {"color": f"C{colour % 10}", "linestyle": "-" if colour < 10 else "--", "marker": "."}
             axes.loglog(lengths, [found.ratio(n) for n in lengths], label=found.name, **style)
-        axes.set(title=title, xlabel="tokens", ylabel="times as fast as softmax attention")
+        axes.set(title=title, xlabel="tokens", ylabel="times as fast as a layer of softmax")
         axes.set_xticks(lengths, [f"{n:,}" for n in lengths])
         axes.minorticks_off()
         axes.grid(alpha=0.3)

@@ -32,7 +32,6 @@ from fratrie.accounting import (
 from fratrie.accounting.parameters import build_on_meta
 from fratrie.cli.account import layer_table, main
 from fratrie.modeling.attention import SoftmaxAttention
-from fratrie.modeling.latent_attention import LatentAttention
 from fratrie.modeling.mixer import Mixer
 from fratrie.modeling.mixers import MIXERS
 from fratrie.presets import PRESETS, preset
@@ -297,8 +296,7 @@ def unfused_bytes(config, batch, length):
         elif isinstance(module, nn.Dropout) and module.p:
             more.append(output.nbytes - output.numel())
         elif isinstance(module, SoftmaxAttention):
-            unequal = isinstance(module, LatentAttention) and sum(module.sizes) != module.value_size
-            matrices = 3 if module.config.attention_dropout else int(unequal)
+            matrices = 3 if module.config.attention_dropout else 0
             more.append(4 * batch * matrices * module.config.num_attention_heads * length**2)
 
     for module in model.modules():

@@ -104,11 +104,15 @@ def test_mixers_beside_softmax_at_their_smallest(tmp_path):
     assert [found.name for found in causal] == ["softmax", "linear"]
     assert [found.name for found in bidirectional] == ["softmax", "linear", "linformer"]
     assert all(found.seconds.keys() == found.memory.keys() == {8, 16} for found in causal + bidirectional)
-    assert causal[0].ratio(16) == 1 and mixers.table(causal, options.lengths).count("\n") == 4
+    assert all(0 < found.mixing[n] < found.seconds[n] for found in causal + bidirectional for n in (8, 16))
+    assert (
+        causal[0].ratio(16) == causal[0].mixing_ratio(16) == 1
+        and mixers.table(causal, options.lengths).count("\n") == 4
+    )
     mixers.draw({"Causal": causal, "Bidirectional": bidirectional}, tmp_path / "plot.svg")
     assert "linformer" in (tmp_path / "plot.svg").read_text()
 
 
 def test_the_slope_of_a_cost_in_the_length():
-    squared = mixers.Measured("softmax", True, seconds={1024: 9.0, 2048: 1.0, 4096: 4.0, 8192: 16.0})
+    squared = mixers.Measured("softmax", seconds={1024: 9.0, 2048: 1.0, 4096: 4.0, 8192: 16.0})
     assert squared.slope() == pytest.approx(2.0)

@@ -138,6 +138,10 @@ class SoftmaxAttention(AttentionMixer):
                 position_bias = None
         implementation = self.config._attn_implementation
         kernel = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
+        value_size = value_BKSC.shape[-1]
+        if implementation == "sdpa" and query_BHTC.device.type == "cpu" and value_size != query_BHTC.shape[-1]:
+            # On a CPU, torch fuses heads of one size alone; of others it would hold all scores.
+            query_BHTC, key_BKSC, value_BKSC = _pad_heads(query_BHTC, key_BKSC, value_BKSC)
         with maybe_autocast(query_BHTC.device.type, enabled=False) if query_BHTC.dtype != given else nullcontext():
             mixed_BTHC, weights_BHTS = kernel(
                 self,
@@ -151,7 +155,7 @@ class SoftmaxAttention(AttentionMixer):
                 **({} if position_bias is None else {"position_bias": position_bias}),
                 **kwargs,
             )
-        return mixed_BTHC.to(given), weights_BHTS
+        return mixed_BTHC[..., :value_size].to(given), weights_BHTS
 
     def _trains_faster_in_float32(self, query_BHTC: torch.Tensor, key_BKSC: torch.Tensor) -> bool:
         if not self.training or key_BKSC.shape[2] > _SHORT_ON_CPU or self.config._attn_implementation != "sdpa":
@@ -271,6 +275,12 @@ class CrossAttention(SoftmaxAttention):
             return cache.cross_attention_cache.update(key, value, self.layer_idx)
         layer = layers[self.layer_idx]
         return layer.keys, layer.values
+
+
+def _pad_heads(*states: torch.Tensor) -> list[torch.Tensor]:
+    """Zeros behind smaller heads, which change neither scores nor mixed values."""
+    largest = max(x.shape[-1] for x in states)
+    return [nn.functional.pad(x, (0, largest - x.shape[-1])) for x in states]
 
 
 def eager_attention_forward(

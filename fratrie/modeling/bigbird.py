@@ -28,6 +28,8 @@ _DENSE_UP_TO = 1
 # A query sees its own block and its two neighbours, and the first and the last block.
 _FIXED_BLOCKS = 5
 _DRAWN_BITS = 31
+# Tokens whose blocks are computed at once.
+_PART = 1024
 
 
 class Draws(nn.Module):
@@ -271,35 +273,21 @@ class BigBirdAttention(AttentionMixer):
         self, states: tuple[torch.Tensor, ...], length_B: torch.Tensor, padded: bool = False
     ) -> torch.Tensor:
         """Mix by scores of the blocks that are seen, in rows whose padding stands behind the text."""
-        batch, heads, length, head_dim = states[0].shape
+        length, head_dim = states[0].shape[2:]
         size, blocks = self.block_size, -(-length // self.block_size)
         room = blocks * size - length
         query_BHTC, key_BHSC, value_BHSC = (nn.functional.pad(x, (0, 0, 0, room)) for x in states)
         number_B = -(-length_B // size)
         block_BHIM, counts_BHIM = self._list(number_B, blocks)
-        place_BHIML = block_BHIM[..., None] * size + torch.arange(size, device=length_B.device)
-        seen_BHIY = (counts_BHIM[..., None] & (place_BHIML < length_B[:, None, None, None, None])).flatten(-2)
-        seen_BHILY = seen_BHIY.unsqueeze(-2)
-        if self.is_causal:  # the block itself comes first
-            own_LL = seen_BHIY.new_ones(size, size).tril()
-            seen_BHILY = seen_BHILY & nn.functional.pad(own_LL, (0, seen_BHIY.shape[-1] - size), value=True)
-        repeated_BXLY = None
-        if self.repeats_first:
-            index_I = torch.arange(blocks, device=length_B.device)
-            is_inner_BI = (index_I > 0) & (index_I < number_B[:, None] - 1)
-            repeated_BHIY = (place_BHIML < size).flatten(-2) & is_inner_BI[:, None, :, None]
-            repeated_BXLY = repeated_BHIY.unsqueeze(-2).expand(-1, heads, -1, -1, -1).flatten(1, 2)
-        shape = (batch, heads, blocks, block_BHIM.shape[-1])
-        first_BH = torch.arange(batch * heads, device=length_B.device).view(batch, heads, 1, 1) * blocks
-        index_X = (block_BHIM.expand(shape) + first_BH).flatten()
-        key_BXYC, value_BXYC = (
-            x.reshape(-1, size * head_dim).index_select(0, index_X).view(batch, heads * blocks, -1, head_dim)
-            for x in (key_BHSC, value_BHSC)
-        )
-        query_BXLC = query_BHTC.reshape(batch, heads * blocks, size, head_dim)
-        seen_BXLY = seen_BHILY.expand(-1, heads, -1, -1, -1).flatten(1, 2)
-        mixed_BXLC = self._mix((query_BXLC, key_BXYC, value_BXYC), seen_BXLY, repeated_BXLY)
-        mixed_BHILC = mixed_BXLC.reshape(batch, heads, blocks, size, head_dim)
+        index_I = torch.arange(blocks, device=length_B.device)
+        is_inner_BI = (index_I > 0) & (index_I < number_B[:, None] - 1)
+        blocked = (key_BHSC.reshape(-1, size * head_dim), value_BHSC.reshape(-1, size * head_dim))
+        query_BHILC = query_BHTC.unflatten(2, (blocks, size))
+        # Part by part, since each block has copies of all blocks that it sees.
+        step = blocks if torch.compiler.is_compiling() else max(1, _PART // size)
+        tensors = (query_BHILC, block_BHIM, counts_BHIM, is_inner_BI[:, None])
+        parts = zip(*(x.split(step, dim=2) for x in tensors), strict=True)
+        mixed_BHILC = torch.cat([self._mix_blocks(part, blocked, length_B) for part in parts], dim=2)
         if not self.is_causal:
             mixed_BHILC = self._add_global_blocks(mixed_BHILC, (query_BHTC, key_BHSC, value_BHSC), length_B)
         mixed_BHTC = mixed_BHILC.flatten(2, 3)[:, :, :length]
@@ -310,6 +298,37 @@ class BigBirdAttention(AttentionMixer):
             full_BHTC = nn.functional.pad(full_BHTC, (0, 0, 0, length - short))
             mixed_BHTC = torch.where((length_B <= self.full_up_to)[:, None, None, None], full_BHTC, mixed_BHTC)
         return mixed_BHTC
+
+    def _mix_blocks(
+        self, part: tuple[torch.Tensor, ...], blocked: tuple[torch.Tensor, torch.Tensor], length_B: torch.Tensor
+    ) -> torch.Tensor:
+        """Mix what some blocks see, `(B, H, I, L, C)`.
+
+        Args:
+            part: of all blocks: their queries, the blocks that they see, which of these count, and which blocks lie
+                between the first and the last one.
+            blocked: keys and values, a row `(L · C,)` for each block of a text and head.
+            length_B: of the texts.
+        """
+        query_BHILC, block_BHIM, counts_BHIM, is_inner_B1I = part
+        batch, heads, blocks, size, head_dim = query_BHILC.shape
+        place_BHIML = block_BHIM[..., None] * size + torch.arange(size, device=length_B.device)
+        seen_BHIY = (counts_BHIM[..., None] & (place_BHIML < length_B[:, None, None, None, None])).flatten(-2)
+        seen_BHILY = seen_BHIY.unsqueeze(-2)
+        if self.is_causal:  # the block itself comes first
+            own_LL = seen_BHIY.new_ones(size, size).tril()
+            seen_BHILY = seen_BHILY & nn.functional.pad(own_LL, (0, seen_BHIY.shape[-1] - size), value=True)
+        repeated_BXLY = None
+        if self.repeats_first:
+            repeated_BHIY = (place_BHIML < size).flatten(-2) & is_inner_B1I[..., None]
+            repeated_BXLY = repeated_BHIY.unsqueeze(-2).expand(-1, heads, -1, -1, -1).flatten(1, 2)
+        rows = blocked[0].shape[0] // (batch * heads)
+        first_BH11 = torch.arange(batch * heads, device=length_B.device).view(batch, heads, 1, 1) * rows
+        index_X = (block_BHIM + first_BH11).flatten()
+        key_BXYC, value_BXYC = (x.index_select(0, index_X).view(batch, heads * blocks, -1, head_dim) for x in blocked)
+        seen_BXLY = seen_BHILY.expand(-1, heads, -1, -1, -1).flatten(1, 2)
+        mixed_BXLC = self._mix((query_BHILC.flatten(1, 2), key_BXYC, value_BXYC), seen_BXLY, repeated_BXLY)
+        return mixed_BXLC.unflatten(1, (heads, blocks))
 
     def _add_global_blocks(
         self, mixed_BHILC: torch.Tensor, states: tuple[torch.Tensor, ...], length_B: torch.Tensor

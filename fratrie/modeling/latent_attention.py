@@ -111,10 +111,14 @@ class LatentAttention(SoftmaxAttention):
 
     @classmethod
     def projection_numbers(cls, config: FratrieConfig, keys_per_query: float = 1.0) -> float:
-        """Latents before and behind their norms, queries, expanded keys and values, and the mixed values."""
+        """Latents before and behind their norms, queries, expanded keys and values, and the mixed values.
+
+        Of values of another size than the keys, a CPU keeps padded ones (see `SoftmaxAttention.attend`).
+        """
         assert config.kv_lora_rank is not None and config.head_dim is not None
         assert config.qk_nope_head_dim is not None and config.v_head_dim is not None
         query = config.num_attention_heads * (config.qk_nope_head_dim + config.head_dim)
         value = config.num_attention_heads * config.v_head_dim
         latents = 2 * (config.kv_lora_rank + (config.q_lora_rank or 0))
-        return config.hidden_size + latents + 2 * query + 2 * value
+        kernel = 2 * query + 2 * value if query == value else 4 * max(query, value) + value
+        return config.hidden_size + latents + kernel

@@ -8,11 +8,13 @@ Shapes: B batch, T queries, S keys, H heads, K key-value heads, C head size, F f
 of a chunk; W = C + 1, values and their ones.
 """
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from transformers.cache_utils import Cache
+from transformers.integrations.sdpa_attention import repeat_kv
 from transformers.utils.generic import maybe_autocast
 
 from .configuration import FratrieConfig
@@ -24,15 +26,18 @@ from .states import keep_state
 # million large values still is a float32.
 _LARGEST_EXPONENT = 30.0
 
+# Tokens of a part of long rows: much longer ones leave the caches of a processor.
+_PART = 1024
+
 
 def feature_map(x: torch.Tensor) -> torch.Tensor:
     """elu(x) + 1, which is positive; below zero exp(x) itself, since the sum of -1 and 1 would round it away."""
-    return x.clamp_max(0).exp() + x.relu()
+    return x.clamp_max(0).exp_() + x.relu()
 
 
 def exponentials(x: torch.Tensor) -> torch.Tensor:
     """exp(x) over the largest of the last dimension, a factor that cancels for queries but would not for keys."""
-    return (x - x.detach().amax(-1, keepdim=True)).exp()
+    return (x - x.detach().amax(-1, keepdim=True)).exp_()
 
 
 def chunks(length: int, longest: int) -> tuple[int, int]:
@@ -48,6 +53,16 @@ def chunks(length: int, longest: int) -> tuple[int, int]:
         return number, length // number + 1
     number = -(-length // longest)
     return number, -(-length // number)
+
+
+def parts_of_rows(tensors: Sequence[torch.Tensor]) -> list[Sequence[torch.Tensor]]:
+    """Cut tensors `(B, H, T, …)` along their tokens, so that what is made of a part stays near the processor.
+
+    In a compiled graph they are one part, since it serves every length.
+    """
+    if torch.compiler.is_compiling() or tensors[0].shape[2] <= _PART:
+        return [tensors]
+    return list(zip(*(x.split(_PART, dim=2) for x in tensors), strict=True))
 
 
 class LinearAttention(AttentionMixer):
@@ -84,24 +99,49 @@ class LinearAttention(AttentionMixer):
     ) -> tuple[torch.Tensor, None]:
         """The formula above (see `AttentionMixer.attend`), computed in float32 or better."""
         given, dtype = query_BHTC.dtype, torch.promote_types(torch.float32, query_BHTC.dtype)
-        value_BKSW = nn.functional.pad(value_BKSC.to(dtype), (0, 1), value=1.0)
+        tensors = [query_BHTC, key_BKSC, value_BKSC]
+        if attention_mask is not None:
+            tensors.append(attention_mask[:, None, :, None])
+        parts = [[x.to(dtype) for x in part] for part in parts_of_rows(tensors)]
         # Autocast would round the products, and a sum in half precision soon takes in no more tokens.
         with maybe_autocast(query_BHTC.device.type, enabled=False):
-            query_BHTF = self.map_queries(query_BHTC.to(dtype))
-            key_BKSF = self.map_keys(key_BKSC.to(dtype))
-            if attention_mask is not None:
-                key_BKSF = key_BKSF * attention_mask[:, None, :, None].to(dtype)
-            key_BHSF, value_BHSW = (
-                x.repeat_interleave(self.num_key_value_groups, dim=1) for x in (key_BKSF, value_BKSW)
-            )
-            if self.is_causal:
-                sums_BHTW = self._causal(query_BHTF, key_BHSF, value_BHSW, cache)
-            else:
-                sums_BHTW = query_BHTF @ (key_BHSF.transpose(-1, -2) @ value_BHSW)
-        # A row whose normaliser is zero, as one without any key, is 0 / 0; it shall be zero.
+            mixed = self._causal(parts, cache) if self.is_causal else self._bidirectional(parts)
+        return torch.cat([x.transpose(1, 2) for x in mixed], dim=1).to(given), None
+
+    def _causal(self, parts: list[list[torch.Tensor]], cache: Cache | None) -> list[torch.Tensor]:
+        """Mixed values `(B, H, T, C)` of each part of the rows, one after another."""
+        state_BHFW, mixed = self._past_state(cache), []
+        for query_BHTC, *others in parts:
+            key_BHSF, value_BHSW = (repeat_kv(x, self.num_key_value_groups) for x in self._summands(*others))
+            sums_BHTW, state_BHFW = self._in_chunks(self.map_queries(query_BHTC), key_BHSF, value_BHSW, state_BHFW)
+            mixed.append(self._normalise(sums_BHTW))
+        assert state_BHFW is not None
+        keep_state(cache, self.layer_idx, state_BHFW)
+        return mixed
+
+    def _bidirectional(self, parts: list[list[torch.Tensor]]) -> list[torch.Tensor]:
+        """Mixed values `(B, H, T, C)` of each part of the rows, of the sums over all."""
+        sums = []
+        for _, *others in parts:
+            key_BKSF, value_BKSW = self._summands(*others)
+            sums.append(key_BKSF.transpose(-1, -2) @ value_BKSW)
+        state_BHFW = repeat_kv(sum(sums[1:], sums[0]), self.num_key_value_groups)
+        return [self._normalise(self.map_queries(part[0]) @ state_BHFW) for part in parts]
+
+    def _summands(
+        self, key_BKSC: torch.Tensor, value_BKSC: torch.Tensor, real_B1S1: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """φ of keys, zero at padding, and values with their ones."""
+        key_BKSF = self.map_keys(key_BKSC)
+        return key_BKSF if real_B1S1 is None else key_BKSF * real_B1S1, nn.functional.pad(
+            value_BKSC, (0, 1), value=1.0
+        )
+
+    def _normalise(self, sums_BHTW: torch.Tensor) -> torch.Tensor:
+        """Values over their normaliser, which is zero in a row without any key: 0 / 0, which shall be zero."""
         normaliser_BHT1 = sums_BHTW[..., -1:]
         normaliser_BHT1 = normaliser_BHT1.masked_fill(normaliser_BHT1 <= self.smallest_normaliser, 1.0)
-        return (sums_BHTW[..., :-1] / normaliser_BHT1).to(given).transpose(1, 2), None
+        return sums_BHTW[..., :-1] / normaliser_BHT1
 
     def map_queries(self, query_BHTC: torch.Tensor) -> torch.Tensor:
         """φ of queries, `(B, H, T, F)`, up to a factor of each row, which cancels."""
@@ -127,12 +167,16 @@ class LinearAttention(AttentionMixer):
         assert config.head_dim is not None
         return config.head_dim
 
-    def _causal(
-        self, query_BHTF: torch.Tensor, key_BHTF: torch.Tensor, value_BHTW: torch.Tensor, cache: Cache | None
-    ) -> torch.Tensor:
+    def _in_chunks(
+        self,
+        query_BHTF: torch.Tensor,
+        key_BHTF: torch.Tensor,
+        value_BHTW: torch.Tensor,
+        past_BHFW: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Sums over the past: within a chunk by masked scores, of earlier chunks by the state before it.
 
-        All chunks are computed at once, so that one compiled graph serves every length.
+        All chunks are computed at once, so that one compiled graph serves every length. Returned with the last state.
         """
         length = key_BHTF.shape[2]
         number, size = chunks(length, self.config.linear_chunk_size)
@@ -141,7 +185,6 @@ class LinearAttention(AttentionMixer):
             (nn.functional.pad(x, (0, 0, 0, room)) if room else x).unflatten(2, (number, size))
             for x in (query_BHTF, key_BHTF, value_BHTW)
         )
-        past_BHFW = self._past_state(cache)
         if past_BHFW is None:
             past_BHFW = key_BHTF.new_zeros(*key_BHTF.shape[:2], key_BHTF.shape[-1], value_BHTW.shape[-1])
         sums_BHJFW = key_BHJMF.transpose(-1, -2) @ value_BHJMW
@@ -149,11 +192,10 @@ class LinearAttention(AttentionMixer):
             states_BHJFW = torch.stack((past_BHFW, past_BHFW + sums_BHJFW[:, :, 0]), dim=2)
         else:
             states_BHJFW = torch.cat((past_BHFW.unsqueeze(2), sums_BHJFW), dim=2).cumsum(2)
-        keep_state(cache, self.layer_idx, states_BHJFW[:, :, -1])
         before_BHJMW = query_BHJMF @ states_BHJFW[:, :, :-1]
-        scores_BHJMM = (query_BHJMF @ key_BHJMF.transpose(-1, -2)).tril()
+        scores_BHJMM = (query_BHJMF @ key_BHJMF.transpose(-1, -2)).tril_()
         sums_BHJMW = torch.baddbmm(*(x.flatten(0, 2) for x in (before_BHJMW, scores_BHJMM, value_BHJMW)))
-        return sums_BHJMW.view_as(value_BHJMW).flatten(2, 3)[:, :, :length]
+        return sums_BHJMW.view_as(value_BHJMW).flatten(2, 3)[:, :, :length], states_BHJFW[:, :, -1]
 
     def _past_state(self, cache: Cache | None) -> torch.Tensor | None:
         return None if cache is None else cache.get_recurrent_state(self.layer_idx)
@@ -161,8 +203,8 @@ class LinearAttention(AttentionMixer):
     def flops(self, length: int) -> int:
         """Two products with the state per token, and where causal two within its chunk, room included."""
         heads, width, features = self.config.num_attention_heads, self.head_dim + 1, self.features_of_head(self.config)
-        if not self.is_causal:
-            return 4 * length * heads * features * width
+        if not self.is_causal:  # the heads of a group share its state
+            return 2 * length * (heads + heads // self.num_key_value_groups) * features * width
         number, size = chunks(length, self.config.linear_chunk_size)
         return number * size * heads * (4 * features * width + 2 * size * (features + width))
 

@@ -13,8 +13,10 @@ import torch
 from torch import nn
 from transformers import initialization as init
 from transformers.cache_utils import Cache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.utils.generic import maybe_autocast
 
+from .attention import eager_attention_forward
 from .configuration import FratrieConfig
 from .layout import Layout
 from .masks import real_tokens_first
@@ -51,11 +53,20 @@ class PositionMap(nn.Module):
         return self.weight[None, ..., :length].clone()
 
 
+def mix_positions(map_1GRT: torch.Tensor, x_BKTC: torch.Tensor) -> torch.Tensor:
+    """Apply the map of each head, or the one of all in a single product, `(B, K, R, C)`."""
+    if map_1GRT.shape[1] > 1:
+        return map_1GRT @ x_BKTC
+    mixed_BRX = map_1GRT[:, 0] @ x_BKTC.transpose(1, 2).flatten(2)
+    return mixed_BRX.unflatten(-1, (x_BKTC.shape[1], -1)).transpose(1, 2)
+
+
 class Linformer(AttentionMixer):
     """Attention to a fixed number of mixtures of the tokens, which the positions in the text decide.
 
     It is bidirectional: every mixture holds tokens from all over the text. A text has no more tokens than the maps
-    have positions, `max_position_embeddings`.
+    have positions, `max_position_embeddings`. Its kernel is torch's own, whatever the attention implementation, except
+    for `"eager"`, which is written out.
     """
 
     layer_types: ClassVar[tuple[str, ...]] = ("full_attention",)
@@ -138,14 +149,15 @@ class Linformer(AttentionMixer):
                 for x in (key_BKSC, value_BKSC)
             )
         with maybe_autocast(query_BHTC.device.type, enabled=False):
-            key_BHRC, value_BHRC = (
-                (one(x.shape[2]).to(dtype) @ x).repeat_interleave(self.num_key_value_groups, dim=1)
+            key_BKRC, value_BKRC = (
+                mix_positions(one(x.shape[2]).to(dtype), x)
                 for one, x in zip(maps, (key_BKSC, value_BKSC), strict=True)
             )
-            weights_BHTR = (query_BHTC @ key_BHRC.transpose(-1, -2) * self.scaling).softmax(-1)
-            weights_BHTR = nn.functional.dropout(weights_BHTR, self.config.attention_dropout, self.training)
-            mixed_BHTC = weights_BHTR @ value_BHRC
-        return mixed_BHTC.to(given).transpose(1, 2), None
+            dropout = self.config.attention_dropout if self.training else 0.0
+            kernel = eager_attention_forward if self.config._attn_implementation == "eager" else sdpa_attention_forward
+            states = (query_BHTC, key_BKRC, value_BKRC)
+            mixed_BTHC = kernel(self, *states, None, scaling=self.scaling, dropout=dropout)[0]
+        return mixed_BTHC.to(given), None
 
     def flops(self, length: int) -> int:
         """Mixtures of keys and values, scores, and values mixed by them (see `Mixer.flops`)."""

@@ -116,7 +116,8 @@ class Performer(LinearAttention):
         """exp(ω·k - |k|²/2), which no maximum may scale: it would have to know other keys."""
         key_BKSC = key_BKSC * self.scaling**0.5
         exponent_BKSF = key_BKSC @ self.random_features().to(key_BKSC.dtype)
-        return (exponent_BKSF - key_BKSC.square().sum(-1, keepdim=True) / 2).clamp_max(_LARGEST_EXPONENT).exp()
+        exponent_BKSF = exponent_BKSF - key_BKSC.square().sum(-1, keepdim=True) / 2
+        return exponent_BKSF.clamp_max(_LARGEST_EXPONENT).exp_()
 
     def flops(self, length: int) -> int:
         """Those of linear attention, and the products with the features."""

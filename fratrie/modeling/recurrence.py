@@ -6,10 +6,11 @@ writes is its value, u = v, or by the delta rule the part of it that the decayed
 u = β (v - (D S)ᵀ k). Within a chunk the writes of the delta rule solve a triangular system, so that all chunks are
 computed at once and only their states one after another (Yang et al. 2024, 2025; Kimi Team 2025).
 
-Shapes: B batch, H heads, T tokens, C size of a key, V size of a value, X decays of a token (1 or C), J chunks,
-M tokens of a chunk, W = V + C.
+Shapes: B batch, H heads, G heads of queries and keys, E heads that each of these serves (H / G), T tokens, C size of a
+key, V size of a value, X decays of a token (1 or C), J chunks, M tokens of a chunk, W = V + C.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,23 +19,23 @@ from torch._higher_order_ops.scan import scan
 from transformers.cache_utils import Cache
 from transformers.utils.generic import maybe_autocast
 
-from .linear_attention import chunks
+from .linear_attention import chunks, parts_of_rows
 from .states import keep_state
 
 
 class Tokens(NamedTuple):
     """What comes in with rows of tokens (see `recurrence`)."""
 
-    query_BHTC: torch.Tensor
-    key_BHTC: torch.Tensor
+    query_BGTC: torch.Tensor
+    key_BGTC: torch.Tensor
     value_BHTV: torch.Tensor
     log_decay_BHTX: torch.Tensor
     rate_BHT1: torch.Tensor | None = None
 
 
 def recurrence(
-    query_BHTC: torch.Tensor,
-    key_BHTC: torch.Tensor,
+    query_BGTC: torch.Tensor,
+    key_BGTC: torch.Tensor,
     value_BHTV: torch.Tensor,
     log_decay_BHTX: torch.Tensor,
     rate_BHT1: torch.Tensor | None = None,
@@ -46,8 +47,9 @@ def recurrence(
     A token with a log decay of 0, and a rate or a key of 0, leaves the state as it is: so padding has to come in.
 
     Args:
-        query_BHTC: what reads the state after its token is in.
-        key_BHTC, value_BHTV: what is written. Under the delta rule keys have a length of one at most.
+        query_BGTC: what reads the state after its token is in.
+        key_BGTC, value_BHTV: what is written. Under the delta rule keys have a length of one at most. Without it, and
+            with one decay a head, each head of queries and keys may serve several of values in a row.
         log_decay_BHTX: log of the decay, zero or less.
         rate_BHT1: β of the delta rule, without which values are written as they are.
         state_BHCV: the state to start from; zeros by default.
@@ -56,16 +58,21 @@ def recurrence(
     Returns:
         Outputs `(B, H, T, V)` and the last state `(B, H, C, V)`, in the dtype of the computation.
     """
-    dtype = torch.promote_types(torch.float32, query_BHTC.dtype)
+    dtype = torch.promote_types(torch.float32, query_BGTC.dtype)
     rate_BHT1 = None if rate_BHT1 is None else rate_BHT1.to(dtype)
-    query_BHTC, key_BHTC, value_BHTV = query_BHTC.to(dtype), key_BHTC.to(dtype), value_BHTV.to(dtype)
+    query_BGTC, key_BGTC, value_BHTV = query_BGTC.to(dtype), key_BGTC.to(dtype), value_BHTV.to(dtype)
     if state_BHCV is None:
-        state_BHCV = value_BHTV.new_zeros(*key_BHTC.shape[:2], key_BHTC.shape[-1], value_BHTV.shape[-1])
-    tokens = Tokens(query_BHTC, key_BHTC, value_BHTV, log_decay_BHTX.to(dtype), rate_BHT1)
-    with maybe_autocast(query_BHTC.device.type, enabled=False):
-        if query_BHTC.shape[2] == 1:
+        state_BHCV = value_BHTV.new_zeros(*value_BHTV.shape[:2], key_BGTC.shape[-1], value_BHTV.shape[-1])
+    tokens = Tokens(query_BGTC, key_BGTC, value_BHTV, log_decay_BHTX.to(dtype), rate_BHT1)
+    with maybe_autocast(query_BGTC.device.type, enabled=False):
+        if query_BGTC.shape[2] == 1:
             return _one_token(tokens, state_BHCV.to(dtype))
-        return _in_chunks(tokens, state_BHCV.to(dtype), chunk_size)
+        by_head = rate_BHT1 is None and log_decay_BHTX.shape[-1] == 1
+        kernel, state_BHCV, outputs = _in_chunks_by_head if by_head else _in_chunks, state_BHCV.to(dtype), []
+        for part in parts_of_rows([x for x in tokens if x is not None]):
+            output_BHTV, state_BHCV = kernel(Tokens(*part), state_BHCV, chunk_size)
+            outputs.append(output_BHTV)
+    return torch.cat(outputs, dim=2), state_BHCV
 
 
 def cached_recurrence(tokens: Tokens, chunk_size: int, cache: Cache | None, layer_idx: int) -> torch.Tensor:
@@ -106,7 +113,9 @@ def recurrence_flops(length: int, longest: int, key: int, value: int, by_channel
 
 def _one_token(tokens: Tokens, state_BHCV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The equation as it stands, for rows of one token."""
-    query_BHTC, key_BHTC, value_BHTV, log_decay_BHTX, rate_BHT1 = tokens
+    query_BGTC, key_BGTC, value_BHTV, log_decay_BHTX, rate_BHT1 = tokens
+    sharing = value_BHTV.shape[1] // key_BGTC.shape[1]
+    query_BHTC, key_BHTC = (x.repeat_interleave(sharing, dim=1) for x in (query_BGTC, key_BGTC))
     state_BHCV = state_BHCV * log_decay_BHTX.exp().transpose(-1, -2)
     if rate_BHT1 is not None:
         value_BHTV = rate_BHT1 * (value_BHTV - key_BHTC @ state_BHCV)
@@ -119,15 +128,18 @@ def _in_chunks(tokens: Tokens, state_BHCV: torch.Tensor, longest: int) -> tuple[
 
     Under the delta rule a chunk writes `written - known @ state`, and so its effect on the state is a matrix.
     """
-    length, by_channel = tokens.query_BHTC.shape[2], tokens.log_decay_BHTX.shape[3] > 1
+    length, by_channel = tokens.query_BGTC.shape[2], tokens.log_decay_BHTX.shape[3] > 1
     number, size = chunk_shape(length, longest, by_channel)
 
     def cut(x: torch.Tensor) -> torch.Tensor:
-        return nn.functional.pad(x, (0, 0, 0, number * size - length)).unflatten(2, (number, size))
+        return _cut(x, number, size)
 
     query_BHJMC, key_BHJMC, value_BHJMV, log_decay_BHJMX = (cut(x) for x in tokens[:4])
     age_BHJMX = log_decay_BHJMX.cumsum(3)  # log of the decay since the chunk began
-    score = _scores_by_channel if by_channel else _scores
+    if by_channel:
+        score = partial(_scores_by_channel, age_BHJMC=age_BHJMX)
+    else:
+        score = partial(_scores, decay_BHJMM=_decays(age_BHJMX))
     left_BHJMC = key_BHJMC * (age_BHJMX[..., -1:, :] - age_BHJMX).exp()  # what is left of a key at the chunk's end
     decay_BHJX1 = age_BHJMX[..., -1:, :].exp().transpose(-1, -2)
     known_BHJMC = None
@@ -136,7 +148,7 @@ def _in_chunks(tokens: Tokens, state_BHCV: torch.Tensor, longest: int) -> tuple[
     else:
         rate_BHJM1 = cut(tokens.rate_BHT1)
         rated_BHJMC = key_BHJMC * rate_BHJM1
-        system_BHJMM = score(rated_BHJMC, key_BHJMC, age_BHJMX)
+        system_BHJMM = score(rated_BHJMC, key_BHJMC)
         sides_BHJMW = torch.cat((value_BHJMV * rate_BHJM1, rated_BHJMC * age_BHJMX.exp()), dim=-1)
         solved_BHJMW = torch.linalg.solve_triangular(system_BHJMM, sides_BHJMW, upper=False, unitriangular=True)
         written_BHJMV, known_BHJMC = solved_BHJMW.split((value_BHJMV.shape[-1], key_BHJMC.shape[-1]), dim=-1)
@@ -146,15 +158,51 @@ def _in_chunks(tokens: Tokens, state_BHCV: torch.Tensor, longest: int) -> tuple[
     if known_BHJMC is not None:
         written_BHJMV = written_BHJMV - known_BHJMC @ states_BHJCV
     output_BHJMV = (query_BHJMC * age_BHJMX.exp()) @ states_BHJCV
-    output_BHJMV = output_BHJMV + score(query_BHJMC, key_BHJMC, age_BHJMX) @ written_BHJMV
+    output_BHJMV = output_BHJMV + score(query_BHJMC, key_BHJMC) @ written_BHJMV
     return output_BHJMV.flatten(2, 3)[:, :, :length], state_BHCV
 
 
-def _scores(query_BHJMC: torch.Tensor, key_BHJMC: torch.Tensor, age_BHJM1: torch.Tensor) -> torch.Tensor:
+def _in_chunks_by_head(tokens: Tokens, state_BHCV: torch.Tensor, longest: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same for one decay a head and values that are written as they are.
+
+    Such decays weigh values and outputs in the place of keys and queries, which all heads of a group then share: they
+    are never repeated, and their products with the values and states of all its heads are one.
+    """
+    length, groups = tokens.query_BGTC.shape[2], tokens.query_BGTC.shape[1]
+    number, size = chunk_shape(length, longest, by_channel=False)
+    query_BGJMC, key_BGJMC = (_cut(x, number, size) for x in tokens[:2])
+    value_BGJMEV, log_decay_BGJME1 = (
+        _cut(x.unflatten(1, (groups, -1)).transpose(2, 3).flatten(3), number, size).unflatten(4, (-1, x.shape[-1]))
+        for x in tokens[2:4]
+    )
+    age_BGJME1 = log_decay_BGJME1.cumsum(3)
+    decay_BGJEMM = _decays(age_BGJME1.transpose(3, 4))
+    scores_BGJEMM = _scores(query_BGJMC.unsqueeze(3), key_BGJMC.unsqueeze(3), decay_BGJEMM)
+    within_BGJEMV = scores_BGJEMM @ value_BGJMEV.transpose(3, 4)
+    left_BGJMEV = value_BGJMEV * (age_BGJME1[:, :, :, -1:] - age_BGJME1).exp()
+    writes_BGJCEV = (key_BGJMC.transpose(-1, -2) @ left_BGJMEV.flatten(4)).unflatten(-1, left_BGJMEV.shape[4:])
+    past_BGCEV = state_BHCV.unflatten(1, (groups, -1)).transpose(2, 3).contiguous()
+    states_BGJCEV, past_BGCEV = _states(age_BGJME1[:, :, :, -1:].exp(), writes_BGJCEV, past_BGCEV)
+    before_BGJMEV = (query_BGJMC @ states_BGJCEV.flatten(4)).unflatten(-1, left_BGJMEV.shape[4:])
+    output_BGJMEV = torch.addcmul(within_BGJEMV.transpose(3, 4), before_BGJMEV, age_BGJME1.exp())
+    output_BHTV = output_BGJMEV.flatten(2, 3)[:, :, :length].transpose(2, 3).flatten(1, 2)
+    return output_BHTV, past_BGCEV.transpose(2, 3).flatten(1, 2)
+
+
+def _cut(x_BHTC: torch.Tensor, number: int, size: int) -> torch.Tensor:
+    """Chunks `(B, H, J, M, C)` of rows, zeros in the room of the last one."""
+    room = number * size - x_BHTC.shape[2]
+    return (nn.functional.pad(x_BHTC, (0, 0, 0, room)) if room else x_BHTC).unflatten(2, (number, size))
+
+
+def _scores(query_BHJMC: torch.Tensor, key_BHJMC: torch.Tensor, decay_BHJMM: torch.Tensor) -> torch.Tensor:
     """`(B, H, J, M, M)`: query · key, times the decay between the two; zero for later keys."""
-    power_BHJMM = age_BHJM1 - age_BHJM1.transpose(-1, -2)
-    later_MM = torch.ones_like(power_BHJMM[0, 0, 0], dtype=torch.bool).triu(1)
-    return (query_BHJMC @ key_BHJMC.transpose(-1, -2)) * power_BHJMM.masked_fill(later_MM, -torch.inf).exp()
+    return (query_BHJMC @ key_BHJMC.transpose(-1, -2)).tril_() * decay_BHJMM
+
+
+def _decays(age_BHJM1: torch.Tensor) -> torch.Tensor:
+    """`(B, H, J, M, M)`: the decay between key and query; of later keys, whose scores are zero, a finite number."""
+    return (age_BHJM1 - age_BHJM1.transpose(-1, -2)).clamp_max(0.0).exp()
 
 
 def _scores_by_channel(query_BHJMC: torch.Tensor, key_BHJMC: torch.Tensor, age_BHJMC: torch.Tensor) -> torch.Tensor:
@@ -183,22 +231,25 @@ def _states(
     """States before each chunk `(B, H, J, C, V)`, and the last one; `transition` is diagonal, or a matrix `(C, C)`."""
     step = _advance if transition.shape[-1] == 1 else _advance_by_matrix
     if torch.compiler.is_compiling():  # one graph for any number of chunks, run by torch
-        last_BHCV, after_BHJCV = scan(step, state_BHCV, (transition, writes_BHJCV), dim=2)
+
+        def step_twice(state_BHCV: torch.Tensor, parts: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            state_BHCV = step(state_BHCV, parts)
+            return state_BHCV, state_BHCV.clone()
+
+        last_BHCV, after_BHJCV = scan(step_twice, state_BHCV, (transition, writes_BHJCV), dim=2)
         return torch.cat((state_BHCV.unsqueeze(2), after_BHJCV[:, :, :-1]), dim=2), last_BHCV
     before = []
     for parts in zip(transition.unbind(2), writes_BHJCV.unbind(2), strict=True):
         before.append(state_BHCV)
-        state_BHCV, _ = step(state_BHCV, parts)
+        state_BHCV = step(state_BHCV, parts)
     return torch.stack(before, dim=2), state_BHCV
 
 
-def _advance(state_BHCV: torch.Tensor, parts: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _advance(state_BHCV: torch.Tensor, parts: Any) -> torch.Tensor:
     decay_BHX1, writes_BHCV = parts
-    state_BHCV = torch.addcmul(writes_BHCV, decay_BHX1, state_BHCV)
-    return state_BHCV, state_BHCV.clone()
+    return torch.addcmul(writes_BHCV, decay_BHX1, state_BHCV)
 
 
-def _advance_by_matrix(state_BHCV: torch.Tensor, parts: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _advance_by_matrix(state_BHCV: torch.Tensor, parts: Any) -> torch.Tensor:
     transition_BHCC, writes_BHCV = parts
-    state_BHCV = writes_BHCV + transition_BHCC @ state_BHCV
-    return state_BHCV, state_BHCV.clone()
+    return writes_BHCV + transition_BHCC @ state_BHCV

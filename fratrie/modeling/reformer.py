@@ -30,6 +30,9 @@ _DEFAULTS = {"reformer_num_buckets": 32, "reformer_num_hashes": 4, "reformer_win
 # The cache keeps the number of a bucket beside its key, and bfloat16 counts no further.
 _MOST_BUCKETS = 256
 
+# Tokens whose blocks are computed at once.
+_PART = 256
+
 # Keeps the length of a key away from zero.
 _KEY_EPS = 1e-6
 
@@ -249,28 +252,45 @@ class ReformerAttention(AttentionMixer):
         spot_BHRS = sorted_place_BHRS + bucket_BHRS * (self.window + 1)
         spot_BHRS = spot_BHRS.masked_fill(bucket_BHRS == 0, -self.window - 1)
 
-        spots_BHRJMR = self._blocks(spot_BHRS.transpose(2, 3), order_BHRS, -self.window - 1)
-        seen_BHRJMN, rounds_BHRJMN = self._seen(spots_BHRJMR)
-        scores_BHRJMN = self._blocks(query_BHTC, order_BHRS) @ self._around(
-            self._blocks(key_BHSC, order_BHRS)
-        ).transpose(-1, -2)
-        # What several rounds find has its share in each of them.
-        scores_BHRJMN = scores_BHRJMN - rounds_BHRJMN.clamp_min(1).to(scores_BHRJMN.dtype).log()
-        scores_BHRJMN = scores_BHRJMN.masked_fill(~seen_BHRJMN, torch.finfo(scores_BHRJMN.dtype).min)
-        total_BHRJM1 = scores_BHRJMN.logsumexp(-1, keepdim=True)
-        weights_BHRJMN = self.drop((scores_BHRJMN - total_BHRJM1).exp())
-        mixed_BHRJMC = weights_BHRJMN @ self._around(self._blocks(value_BHSC, order_BHRS))
+        spots_BHRJMR = self._blocks(spot_BHRS.transpose(2, 3).to(torch.int32), order_BHRS, -self.window - 1)
+        tensors = (
+            self._blocks(query_BHTC, order_BHRS),
+            *(self._around(self._blocks(x, order_BHRS)) for x in (key_BHSC, value_BHSC)),
+            *(spots_BHRJMR, self._around(spots_BHRJMR, -self.window - 1)),
+        )
+        # Part by part, since every two rounds have a number per query and key.
+        step = spots_BHRJMR.shape[3] if torch.compiler.is_compiling() else max(1, _PART // self.window)
+        parts = [self._mix_blocks(*part) for part in zip(*(x.split(step, dim=3) for x in tensors), strict=True)]
+        mixed_BHRJMC, total_BHRJM1, sees_BHRJM1 = (torch.cat(x, dim=3) for x in zip(*parts, strict=True))
 
         back_BXS = sorted_place_BHRS.flatten(1, 2).unsqueeze(2)
         mixed_BHRSC, total_BHRS1, sees_BHRS1 = (
             take(x.flatten(3, 4).flatten(1, 2), back_BXS).view(*order_BHRS.shape, -1)
-            for x in (mixed_BHRJMC, total_BHRJM1, seen_BHRJMN.any(-1, keepdim=True))
+            for x in (mixed_BHRJMC, total_BHRJM1, sees_BHRJM1)
         )
         mixed_BHSC = (total_BHRS1.softmax(2) * mixed_BHRSC).sum(2)
         sees_BHS1 = sees_BHRS1.any(2)
         if length != keys:
             mixed_BHSC, sees_BHS1 = (x.index_select(2, place_T) for x in (mixed_BHSC, sees_BHS1))
         return mixed_BHSC, sees_BHS1
+
+    def _mix_blocks(
+        self,
+        query_BHRJMC: torch.Tensor,
+        key_BHRJNC: torch.Tensor,
+        value_BHRJNC: torch.Tensor,
+        spots_BHRJMR: torch.Tensor,
+        spots_BHRJNR: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Mix values around some blocks; also the logarithms of the sums of weights, and whether there is anything."""
+        seen_BHRJMN, rounds_BHRJMN = self._seen(spots_BHRJMR, spots_BHRJNR)
+        scores_BHRJMN = query_BHRJMC @ key_BHRJNC.transpose(-1, -2)
+        # What several rounds find has its share in each of them.
+        scores_BHRJMN = scores_BHRJMN - rounds_BHRJMN.clamp_min(1).to(scores_BHRJMN.dtype).log()
+        scores_BHRJMN = scores_BHRJMN.masked_fill(~seen_BHRJMN, torch.finfo(scores_BHRJMN.dtype).min)
+        total_BHRJM1 = scores_BHRJMN.logsumexp(-1, keepdim=True)
+        weights_BHRJMN = self.drop((scores_BHRJMN - total_BHRJM1).exp())
+        return weights_BHRJMN @ value_BHRJNC, total_BHRJM1, seen_BHRJMN.any(-1, keepdim=True)
 
     def _blocks(self, x_BHSX: torch.Tensor, order_BHRS: torch.Tensor, fill: int = 0) -> torch.Tensor:
         """Sort tokens by each round, `(B, H, R, J, M, X)`, and fill up the last block."""
@@ -281,16 +301,15 @@ class ReformerAttention(AttentionMixer):
 
     def _around(self, x_BHRJMX: torch.Tensor, fill: int = 0) -> torch.Tensor:
         """Each block with the one before it, and where bidirectional with the one behind it, `(B, H, R, J, N, X)`."""
-        number, sides = x_BHRJMX.shape[3], 2 if self.is_causal else 3
+        sides = 2 if self.is_causal else 3
         padded = nn.functional.pad(x_BHRJMX, (0, 0, 0, 0, 1, sides - 2), value=fill)
-        return torch.cat([padded.narrow(3, shift, number) for shift in range(sides)], dim=4)
+        return padded.flatten(3, 4).unfold(3, sides * self.window, self.window).transpose(-1, -2)
 
-    def _seen(self, spots_BHRJMR: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _seen(self, spots_BHRJMR: torch.Tensor, spots_BHRJNR: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Which keys around its block a query sees in a round, and in how many rounds, `(B, H, R, J, M, N)`."""
-        around_BHRJNR = self._around(spots_BHRJMR, -self.window - 1)
         rounds, seen = torch.zeros((), dtype=torch.uint8, device=spots_BHRJMR.device), []
         for index in range(self.num_hashes):
-            found = self.within(spots_BHRJMR[..., index, None] - around_BHRJNR[..., None, :, index])
+            found = self.within(spots_BHRJMR[..., index, None] - spots_BHRJNR[..., None, :, index])
             rounds = rounds + found
             seen.append(found[:, :, index])
         return torch.stack(seen, dim=2), rounds

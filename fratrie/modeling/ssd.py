@@ -20,7 +20,7 @@ from .configuration import FratrieConfig
 from .convolution import CausalConvolution
 from .layout import Layout
 from .mixer import Mixer
-from .recurrence import Tokens, cached_recurrence, recurrence_flops
+from .recurrence import Tokens, cached_recurrence, chunk_shape, recurrence_flops
 from .states import refuse_cropping
 
 # Of Mamba-2: the inner width for each number of the hidden state, and where decays and steps start.
@@ -145,22 +145,23 @@ class StateSpace(Mixer):
             step_BTH = step_BTH * mask_BT.unsqueeze(-1).to(dtype)
         value_BTI, *shared = x_BTX.split(self.parts, dim=-1)
         value_BHTP = value_BTI.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-        key_BHTN, query_BHTN = (
-            x.unflatten(-1, (self.num_groups, -1)).repeat_interleave(self.num_heads // self.num_groups, dim=2)
-            .transpose(1, 2) for x in shared
-        )  # fmt: skip
+        key_BGTN, query_BGTN = (x.unflatten(-1, (self.num_groups, -1)).transpose(1, 2) for x in shared)
         step_BHT1 = step_BTH.transpose(1, 2).unsqueeze(-1)
         log_decay_BHT1 = -self.A_log.to(dtype).exp()[:, None, None] * step_BHT1
-        tokens = Tokens(query_BHTN, key_BHTN, value_BHTP * step_BHT1, log_decay_BHT1)
+        tokens = Tokens(query_BGTN, key_BGTN, value_BHTP * step_BHT1, log_decay_BHT1)
         mixed_BHTP = cached_recurrence(tokens, self.config.linear_chunk_size, cache, self.layer_idx)
         skipped_BHTP = value_BHTP * self.D.to(dtype)[:, None, None]
         return (mixed_BHTP + skipped_BHTP).transpose(1, 2).flatten(2)
 
     def flops(self, length: int) -> int:
         """Those of the convolution and of the state equation (see `Mixer.flops`)."""
-        heads, head, _, state = _sizes(self.config)
-        scan = recurrence_flops(length, self.config.linear_chunk_size, state, head, by_channel=False, delta=False)
-        return self.conv1d.flops(length) + heads * scan
+        heads, head, groups, state = _sizes(self.config)
+        longest = self.config.linear_chunk_size
+        scan = heads * recurrence_flops(length, longest, state, head, by_channel=False, delta=False)
+        if length > 1:  # the heads of a group share its scores
+            number, size = chunk_shape(length, longest, by_channel=False)
+            scan -= (heads - groups) * 2 * number * size * size * state
+        return self.conv1d.flops(length) + scan
 
     @classmethod
     def cache_bytes(cls, config: FratrieConfig, layer_type: str, length: int, dtype: torch.dtype) -> int:

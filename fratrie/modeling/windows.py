@@ -136,14 +136,16 @@ def attend_in_blocks(
 
 
 def _neighbours(x: torch.Tensor, dim: int, size: int, around: list[int]) -> torch.Tensor:
-    """Cut dimension `dim` into blocks, each with those around it: `(…, T, …)` to `(…, J, W, …)`, zeros outside."""
+    """Cut dimension `dim` into blocks, each with those around it: `(…, T, …)` to `(…, J, W, …)`, zeros outside.
+
+    The blocks overlap in memory: nothing is copied for them.
+    """
     before, after = around
     length = x.shape[dim]
     number = length // size + 1
     room = (before * size, (number + after) * size - length)
-    blocks = nn.functional.pad(x, (0, 0) * (x.ndim - 1 - dim) + room).unflatten(dim, (-1, size))
-    shifted = [blocks.narrow(dim, start, number) for start in range(before + 1 + after)]
-    return torch.cat(shifted, dim=dim + 1)
+    padded = nn.functional.pad(x, (0, 0) * (x.ndim - 1 - dim) + room)
+    return padded.unfold(dim, (before + 1 + after) * size, size).movedim(-1, dim + 1)
 
 
 def _mask(window: Window, length: int, device: torch.device, size: int, around: list[int]) -> torch.Tensor:

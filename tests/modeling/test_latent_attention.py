@@ -1,6 +1,8 @@
-"""Latent attention beyond the contract of mixers: what its cache holds."""
+"""Latent attention beyond the contract of mixers: what its cache holds, and its kernel."""
 
+import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.cache_utils import DynamicCache
 
 from fratrie import FratrieDecoderConfig, FratrieDecoderModel
@@ -37,3 +39,13 @@ def test_the_cache_holds_latents_and_gives_the_same():
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-10, atol=1e-10)
     layer = cache.layers[1]
     assert layer.keys.shape == (1, 1, 6, 7) and layer.values.shape == (1, 1, 6, 4)
+
+
+@pytest.mark.parametrize("value_size", [6, 12])
+def test_heads_of_unlike_size_have_the_fused_kernel(value_size):
+    model = build(v_head_dim=value_size)  # keys have 9
+    model.set_attn_implementation("eager")
+    expected = model(IDS).last_hidden_state
+    model.set_attn_implementation("sdpa")
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # no other one will do
+        torch.testing.assert_close(model(IDS).last_hidden_state, expected, rtol=1e-10, atol=1e-10)

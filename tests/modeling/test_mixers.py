@@ -7,7 +7,15 @@ import pytest
 import torch
 from mixer_contract import MixerContract, turn
 
-from fratrie import FratrieDecoderConfig, FratrieDecoderModel, FratrieEncoderConfig, FratrieSeq2SeqConfig, preset
+from fratrie import (
+    FratrieDecoderConfig,
+    FratrieDecoderModel,
+    FratrieEncoderConfig,
+    FratrieEncoderModel,
+    FratrieSeq2SeqConfig,
+    preset,
+)
+from fratrie.modeling import bigbird, linear_attention, reformer
 from fratrie.modeling.mixers import MIXERS
 
 WINDOW = 3
@@ -285,3 +293,43 @@ def test_any_mixer_that_gives_weights_has_them_returned(monkeypatch):
     config = FratrieDecoderConfig(**SIZES, mixer_types=["weighing", "softmax"], attn_implementation="eager")
     attentions = FratrieDecoderModel(config)(torch.ones(1, 3, dtype=torch.long), output_attentions=True).attentions
     assert [weights.shape for weights in attentions] == [(1, 4, 3, 3)] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "causal", "module"),
+    [
+        ("linear", True, linear_attention),
+        ("linear", False, linear_attention),
+        ("performer", True, linear_attention),
+        ("ssd", True, linear_attention),
+        ("kimi_delta", True, linear_attention),
+        ("bigbird", True, bigbird),
+        ("bigbird", False, bigbird),
+        ("reformer", False, reformer),
+    ],
+)
+def test_rows_in_parts_are_as_rows_in_one(name, causal, module, monkeypatch):
+    torch.manual_seed(0)
+    config_class, model_class = (
+        (FratrieDecoderConfig, FratrieDecoderModel) if causal else (FratrieEncoderConfig, FratrieEncoderModel)
+    )
+    fields = {"bigbird_block_size": 2, "bigbird_random_blocks": 1, "reformer_window": 3, "linear_chunk_size": 3}
+    mixing = {"mixer_types": [name], "num_hidden_layers": 1, "position_type": "none"}
+    sizes = {"vocab_size": 30, "hidden_size": 16, "num_attention_heads": 2}
+    model = (
+        model_class(
+            config_class(
+                **sizes,
+                **mixing,
+                **{key: value for key, value in fields.items() if key.startswith((name, "linear_chunk"))},
+            )
+        )
+        .double()
+        .eval()
+    )
+    ids = torch.randint(30, (2, 25))
+    mask = torch.ones_like(ids)
+    mask[1, :4] = 0
+    whole = model(ids, attention_mask=mask).last_hidden_state
+    monkeypatch.setattr(module, "_PART", 6)
+    torch.testing.assert_close(model(ids, attention_mask=mask).last_hidden_state, whole, rtol=1e-10, atol=1e-10)

@@ -64,7 +64,7 @@ def build(**fields):
 
 @pytest.mark.parametrize("length", [1, 9, 70])
 def test_equals_the_mixer_of_bamba(length):
-    """With weights of theirs, on texts without padding; their kernel computes in float32."""
+    """With weights of theirs, on texts without padding; their kernel computes in float32, up to 2e-5 off float64."""
     sizes = {"mamba_n_heads": 4, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_d_state": 6}
     config = BambaConfig(hidden_size=16, num_hidden_layers=1, time_step_limit=(0.1, 2.0), rms_norm_eps=1e-3, **sizes)
     theirs = BambaMixer(config, 0)
@@ -73,7 +73,7 @@ def test_equals_the_mixer_of_bamba(length):
     mixer = build(**sizes, mamba_time_step_limit=[0.1, 2.0], norm_eps=1e-3).model.layers[0].mixer
     mixer.load_state_dict(theirs.state_dict())
     hidden = torch.randn(2, length, 16)
-    torch.testing.assert_close(mixer(hidden, rows_of_mixer(mixer, hidden))[0], theirs(hidden), rtol=0, atol=1e-5)
+    torch.testing.assert_close(mixer(hidden, rows_of_mixer(mixer, hidden))[0], theirs(hidden), rtol=0, atol=3e-5)
 
 
 def test_builds_with_no_field_of_its_own():
