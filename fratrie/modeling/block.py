@@ -18,6 +18,7 @@ from .configuration import FratrieConfig
 from .experts import MixtureOfExperts
 from .feed_forward import FeedForward
 from .layout import Layout
+from .mixers import mixers_of
 from .normalization import build_norm
 
 Branch = Callable[[torch.Tensor], torch.Tensor]
@@ -33,7 +34,7 @@ class Block(GradientCheckpointingLayer):
         super().__init__()
         self.norm_after_residual = config.norm_after_residual
         self.dropout = nn.Dropout(config.hidden_dropout)
-        self.mixer = config.mixers[layer_idx](config, layer_idx)
+        self.mixer = mixers_of(config)[layer_idx](config, layer_idx)
         normed = config.first_input_norm or layer_idx > 0
         self.mixer_input_norm = self._norm(config, config.mixer_input_norm if normed else None)
         self.mixer_output_norm = self._norm(config, config.mixer_output_norm)

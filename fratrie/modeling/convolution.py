@@ -3,7 +3,7 @@
 It stands before or within many recurrent mixers (Fu et al. 2023; Gu and Dao 2023): each token sees itself and the
 few before it.
 
-Shapes: B batch, T tokens, S tokens kept and new, X channels.
+Shapes: B batch, T tokens, S tokens kept and new, X channels, K taps.
 """
 
 import torch

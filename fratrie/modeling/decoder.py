@@ -94,7 +94,7 @@ class FratrieDecoderModel(FratrieStack):
             cache = DynamicCache(config=self.config)
             if encoder_hidden_states is not None:
                 cache = EncoderDecoderCache(cache, DynamicCache())
-        give_own_layers(cache, self.config)
+        give_own_layers(cache, self.config, self.mixers)
         if encoder_hidden_states is not None and layout.has_packed_rows:
             raise ValueError("Rows that hold several documents cannot attend one encoder's states: pad them instead.")
         # Neither caches nor an encoder's states know groups.
@@ -219,7 +219,7 @@ class FratrieDecoderForCausalLM(HeadModel, GenerationMixin):
     ) -> Any:
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)  # type: ignore[misc]
         # Before assisted generation asks them to keep what it may take back.
-        give_own_layers(model_kwargs.get("cache"), self.config)
+        give_own_layers(model_kwargs.get("cache"), self.config, self.model.mixers)
         if generation_config.is_assistant:
             model_kwargs["cache"].activate_past_recording()
 

@@ -1,6 +1,6 @@
 """What a caller may say of which tokens are seen, and the forms in which mixers take it.
 
-Shapes: B batch, T queries, S keys (past and present), D hidden.
+Shapes: B batch, T queries, S keys (past and present), D hidden, G global tokens.
 """
 
 from collections.abc import Mapping

@@ -3,6 +3,7 @@
 from .adaptive_span import AdaptiveSpanAttention
 from .attention import SoftmaxAttention
 from .bigbird import BigBirdAttention
+from .configuration import FratrieConfig
 from .gated_delta import GatedDelta
 from .kimi_delta import KimiDelta
 from .latent_attention import LatentAttention
@@ -37,3 +38,12 @@ MIXERS: dict[str, type[Mixer]] = {
     "longformer": LongformerAttention,
     "bigbird": BigBirdAttention,
 }
+
+
+def mixers_of(config: FratrieConfig) -> list[type[Mixer]]:
+    """The class of each layer's mixer, for what builds models.
+
+    Of a checkpoint that carries its code, the configuration is another copy of these files, and so are the classes
+    that `config.mixers` names: an instance of theirs would not know the models' masks and caches.
+    """
+    return [MIXERS[name] for name in config.mixer_types or []]

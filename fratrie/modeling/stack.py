@@ -16,6 +16,7 @@ from transformers.utils.output_capturing import capture_outputs
 from .block import Block
 from .configuration import FratrieConfig
 from .layout import Layout
+from .mixers import mixers_of
 from .normalization import build_norm
 from .outputs import FratrieModelOutput, refuse_foreign_arguments
 from .parallel import cache_of_layers, held_layers
@@ -53,13 +54,13 @@ class FratrieStack(FratriePreTrainedModel):
         self.position_bias = build_position_bias(config)
         self.embedding_norm = norm(config.embedding_norm)
         self.embedding_dropout = nn.Dropout(config.embedding_dropout)
-        shared = {mixer.__name__: mixer.shared_class(config) for mixer in config.mixers}
+        self.mixers = tuple(mixers_of(config))
+        shared = {mixer.__name__: mixer.shared_class(config) for mixer in self.mixers}
         self.shared = nn.ModuleDict({name: made(config) for name, made in shared.items() if made is not None})
         block = ReversibleBlock if config.reversible else Block
         self.layers = nn.ModuleList(block(config, index) for index in range(config.num_hidden_layers))
         self.norm = norm(config.final_norm)
         self.layer_types = tuple(config.layer_types or ())
-        self.mixers = tuple(config.mixers)
         self.gradient_checkpointing = False
         self.post_init()
 

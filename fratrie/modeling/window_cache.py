@@ -3,13 +3,16 @@
 Shapes: B batch, K key-value heads, S tokens kept, C head size, G global tokens of the row that has the most.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
 
 from .configuration import FratrieConfig
+
+if TYPE_CHECKING:
+    from .mixer import Mixer
 
 # The place of a global token that a row has not: after all others.
 _NOWHERE = torch.iinfo(torch.int64).max
@@ -74,14 +77,14 @@ class WindowAndGlobalsLayer(DynamicSlidingWindowLayer):
             self.global_places = change(self.global_places)
 
 
-def give_own_layers(cache: Cache | None, config: FratrieConfig) -> None:
+def give_own_layers(cache: Cache | None, config: FratrieConfig, mixers: Sequence[type["Mixer"]]) -> None:
     """Lay out a cache that is still empty for mixers with a layer of their own in it.
 
     Others keep all tokens: static ones, those that were not made from a configuration, and those that lie on the host,
     of which Hugging Face needs one layer at least that is not sliding.
     """
     layers = [] if getattr(cache, "offloading", False) else _layers_of_tokens(cache)
-    for index, mixer in enumerate(config.mixers[: len(layers)]):
+    for index, mixer in enumerate(mixers[: len(layers)]):
         if type(layers[index]) is DynamicLayer and not layers[index].is_initialized:
             layers[index] = mixer.cache_layer(config) or layers[index]
 

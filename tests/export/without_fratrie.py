@@ -28,6 +28,9 @@ def outputs(folder, auto, inputs, generate=False):
     assert transformers.AutoConfig.from_pretrained(folder, trust_remote_code=True).auto_map == model.config.auto_map
     with torch.no_grad():
         result = model(**inputs)
+        # Of one copy of the code: what a mixer makes is recognised by the masks and caches.
+        own = {type(part).__module__.rpartition(".")[0] for part in model.modules()}
+        assert len({package for package in own if package.startswith("transformers_modules")}) == 1, own
         tensors = {"output": result[0].clone()}
         if generate:
             prompts = {name: value for name, value in inputs.items() if not name.startswith("decoder")}
