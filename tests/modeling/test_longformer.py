@@ -254,7 +254,7 @@ def test_a_recorded_past_is_cropped_with_its_global_tokens(removed):
     model, (document,) = build(True), texts(12)
     ids, tokens = document[None], marks([1, 5], 1, 6)
     cache = DynamicCache(config=model.config)
-    give_own_layers(cache, model.config, model.model.mixers)
+    give_own_layers(cache, model.config, model.mixers)
     cache.activate_past_recording()
     model(ids[:, [0, 1, 7, 3, 9, 8]], global_attention_mask=tokens, cache=cache)
     model(ids[:, :4], global_attention_mask=tokens, cache=cache)
