@@ -23,7 +23,7 @@ from fratrie.checkpoints import CONFIG, check_memory, reason_of
 from fratrie.conversion.models import RECIPES
 from fratrie.quiet import without_reports
 
-from .metrics import MULTI_LABEL, thresholds_by_name
+from .metrics import MULTI_LABEL, REGRESSION, thresholds_by_name
 from .model_folders import LOADING_ERRORS, check_checkpoint, load_config, load_tokenizer
 from .tasks import Task
 
@@ -67,14 +67,16 @@ def new_classifier(
         config: of the model; its labels, problem type and head are set.
         task: what the classifier answers.
         head: choices of the head and its loss.
-        checkpoint: folder of the weights; without one all weights are new.
+        checkpoint: folder of the weights; without one all weights are new. Of one that gives labels already, a label
+            gets the weights of the label of its name.
 
     Returns:
-        The model in float32, and the names of the weights that the checkpoint did not give.
+        The model in float32, and the names of the weights that the checkpoint did not give, or not for every label.
 
     Raises:
         ValueError: no such head, weights that do not fit, or a choice that the model does not have.
     """
+    before = list((config.id2label or {}).values())
     _set_head(config, task, head)
     if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         raise ValueError(f"model type {config.model_type!r} has no head that classifies sequences; use an encoder")
@@ -92,6 +94,8 @@ def new_classifier(
         raise ValueError(
             f"{checkpoint or config.model_type}: the model cannot be built: {reason_of(error)}"
         ) from error
+    if task.problem_type != REGRESSION:
+        new |= _sort_head_by_name(model, before, task.labels, new)
     _check_only_the_head_is_new(model, new, checkpoint)
     weights = head.class_weights
     if weights and not (task.problem_type == MULTI_LABEL and hasattr(config, "pos_weight")):
@@ -130,6 +134,30 @@ def _read_model(path: Path, **choices: Any) -> tuple[PreTrainedModel, dict[str, 
             trust_remote_code=False,
             **choices,
         )
+
+
+@torch.no_grad()
+def _sort_head_by_name(model: PreTrainedModel, before: list[str], labels: Sequence[str], new: set[str]) -> set[str]:
+    """Give each label the row of the output layer that the label of this name had, or a new one.
+
+    Returns:
+        The names of the weights with new rows.
+    """
+    layers = [(name, part) for name, part in model.named_modules() if isinstance(part, nn.Linear)]
+    name, output = next(each for each in reversed(layers) if not each[0].startswith(f"{model.base_model_prefix}."))
+    names = {f"{name}.{part}" for part, _ in output.named_parameters()}
+    if before == list(labels) or names & new or output.out_features != len(labels):
+        return set()
+    kept = [label for label in labels if label in before]
+    logger.info("labels that the checkpoint gives already: %s; it learns the others anew", ", ".join(kept) or "none")
+    rows = {part: weight.clone() for part, weight in output.named_parameters()}
+    nn.init.normal_(output.weight, std=getattr(model.config, "initializer_range", 0.02))
+    if output.bias is not None:
+        nn.init.zeros_(output.bias)
+    for label in kept:
+        for part, weight in output.named_parameters():
+            weight[labels.index(label)] = rows[part][before.index(label)]
+    return names if len(kept) < len(labels) else set()
 
 
 def _check_only_the_head_is_new(model: PreTrainedModel, new: set[str], checkpoint: Path | None) -> None:

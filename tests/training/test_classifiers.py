@@ -102,6 +102,27 @@ def test_a_body_keeps_its_pretrained_weights_and_only_the_head_is_new(tmp_path):
     assert model.dtype == torch.float32
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+@torch.no_grad()
+def test_a_labelled_checkpoint_gives_its_rows_to_the_labels_of_their_names(name, tmp_path, caplog):
+    config = type(CONFIGS[name]).from_dict(CONFIGS[name].to_dict())
+    before = new_classifier(config, SEVERAL, ClassifierHead())[0].eval()
+    before.save_pretrained(tmp_path)
+    ids = torch.tensor([[5, 6, 7, 8]])
+    expected = dict(zip(SEVERAL.labels, before(ids).logits[0], strict=True))
+    for labels in (["j", "+", "-"], ["j", "x", "+"], ["x", "y", "z"]):
+        caplog.set_level("INFO")
+        model, new = new_classifier(load_config(tmp_path), Task(MULTI_LABEL, labels), ClassifierHead(), tmp_path)
+        found = dict(zip(labels, model.eval()(ids).logits[0], strict=True))
+        for label in labels:
+            assert (label in expected) == any(
+                torch.isclose(found[label], logit, atol=1e-6) for logit in expected.values()
+            )
+            assert label not in expected or torch.isclose(found[label], expected[label], atol=1e-6)
+        kept = [label for label in labels if label in expected]
+        assert bool(new) == (len(kept) < 3) and f"gives already: {', '.join(kept) or 'none'};" in caplog.text
+
+
 def test_a_classifier_of_other_labels_gets_a_new_output_layer(tmp_path):
     new_classifier(BertConfig(**SIZES), SEVERAL, ClassifierHead())[0].save_pretrained(tmp_path)
     model, new = new_classifier(
