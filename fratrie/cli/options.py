@@ -2,40 +2,78 @@
 
 from __future__ import annotations
 
-import json
+import difflib
 import math
-import sys
-from argparse import ArgumentParser
-from collections.abc import Iterator
+from argparse import Action, ArgumentParser
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import yaml
 from transformers import HfArgumentParser
 
-from fratrie.data.text_files import existing_file, read_text
+from fratrie.data.text_files import existing_file
 
 _NOTHING = ("null", "Null", "NULL", "~")
+
+
+class _Parser(HfArgumentParser):
+    """Tells mistakes as our other errors are told, in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message} (--help lists the options)")
+
+
+class _Loader(yaml.BaseLoader):
+    """Makes nothing but texts, lists and mappings, in which no name occurs twice."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        for name, count in Counter(key.value for key, _ in node.value if isinstance(key.value, str)).items():
+            if count > 1:
+                raise yaml.constructor.ConstructorError(problem=f"{name!r} occurs twice", problem_mark=node.start_mark)
+        return super().construct_mapping(node, deep)
 
 
 def read_options(description: str | None, *kinds: type) -> tuple[Any, ...]:
     """The options of the command line, one object of each dataclass; `--config FILE` reads some of them from a file.
 
     Raises:
-        ValueError: an empty text (as an unset shell variable leaves it), one that is not UTF-8, a number that
-            is not finite, or a file that does not hold options of this command.
+        ValueError: an option that is not there, an empty text (as an unset shell variable leaves it), one that is not
+            UTF-8, a number that is not finite, or a file that does not hold options of this command.
         OSError: the file cannot be read.
     """
-    parser = HfArgumentParser(cast(Any, kinds), description=description, allow_abbrev=False)
-    own = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = _Parser(cast(Any, kinds), description=description, allow_abbrev=False)
+    own = _Parser([], add_help=False, allow_abbrev=False)
     for each in (own, parser):
-        each.add_argument("--config", metavar="FILE", help="Options in YAML or JSON; those given here come first.")
-    file, given = own.parse_known_args()
-    arguments = [*_options_of_file(file.config, parser), *given] if file.config is not None else sys.argv[1:]
-    found = parser.parse_args_into_dataclasses(arguments)[: len(kinds)]
-    for part in found:
+        each.add_argument(
+            "--config", action="append", metavar="FILE", help="Options in YAML or JSON; those given here come first."
+        )
+    files, given = own.parse_known_args()
+    arguments = list(given)
+    if files.config:
+        if len(files.config) > 1:
+            raise ValueError(f"--config is given {len(files.config)} times: write the options into one file")
+        arguments = [*_options_of_file(files.config[0], parser), *given]
+    *found, unknown = parser.parse_args_into_dataclasses(arguments, return_remaining_strings=True)
+    if unknown:
+        raise ValueError(_advise(unknown[0], _actions_of(parser)))
+    for part in found[: len(kinds)]:
         _check_values(part)
-    return found
+    return tuple(found[: len(kinds)])
+
+
+def _actions_of(parser: ArgumentParser) -> dict[str, Action]:
+    """What each option does, without those that tell how to read others."""
+    found = {option.removeprefix("--"): each for each in parser._actions for option in each.option_strings}
+    return {name: action for name, action in found.items() if name not in ("config", "help", "-h")}
+
+
+def _advise(name: str, known: Iterable[str]) -> str:
+    if not name.startswith("--"):
+        return f"{name!r} belongs to no option (--help lists them)"
+    close = difflib.get_close_matches(name.removeprefix("--").partition("=")[0], known, n=1)
+    return f"there is no option {name}{f' (did you mean --{close[0]}?)' if close else ''}; --help lists them"
 
 
 def _options_of_file(file: str, parser: ArgumentParser) -> Iterator[str]:
@@ -44,31 +82,32 @@ def _options_of_file(file: str, parser: ArgumentParser) -> Iterator[str]:
     Every value stays as it is written (YAML would take the `no` of `mixed_precision: no` for false); null is as if the
     option were not there.
     """
-    known = {option for action in parser._actions for option in action.option_strings} - {"--config", "--help"}
+    actions = _actions_of(parser)
     for name, value in _read_mapping(file).items():
-        if f"--{name}" not in known:
-            raise ValueError(f"{file}: there is no option {name!r}; --help lists them")
+        if name not in actions:
+            raise ValueError(f"{file}: {_advise(f'--{name}', actions)}")
         if value in _NOTHING:
             continue
-        yield f"--{name}"
-        yield from [_word(file, name, each) for each in (value if isinstance(value, list) else [value])]
+        values = value if isinstance(value, list) else [value]
+        if isinstance(value, list) and actions[name].nargs is None:
+            raise ValueError(f"{file}: {name} takes one value, not a list")
+        if not all(isinstance(each, str) for each in values):
+            raise ValueError(f"{file}: {name} is nested: write its value as one text in quotes, as on a command line")
+        if value == "":
+            raise ValueError(f"{file}: {name} has no value: give it one, or leave the line out")
+        yield from (f"--{name}", *values)
 
 
 def _read_mapping(file: str) -> dict[str, Any]:
-    path = existing_file(file)
     try:
-        options = yaml.load(read_text(path), Loader=yaml.BaseLoader)  # which makes nothing but texts, lists, mappings
+        options = yaml.load(existing_file(file).read_text("utf-8-sig"), Loader=_Loader)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file}: not UTF-8 at byte {error.start}: save it in this encoding") from None
     except yaml.YAMLError as error:
-        raise ValueError(f"{file}: neither YAML nor JSON: {' '.join(str(error).split())}") from None
+        raise ValueError(f"{file}: cannot be read as YAML or JSON: {' '.join(str(error).split())}") from None
     if not isinstance(options, dict):
         raise ValueError(f"{file}: expected a line «option: value» for each option")
     return options
-
-
-def _word(file: str, name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{file}: {name} is nested: write its value as one text, {json.dumps(json.dumps(value))}")
-    return value
 
 
 def _check_values(options: Any) -> None:

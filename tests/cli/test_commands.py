@@ -45,20 +45,50 @@ def test_json_is_read_too_and_the_command_line_comes_first(read):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("rates: 1", "there is no option 'rates'"),
-        ("config: other.yaml", "there is no option 'config'"),
+        ("rates: 1", r"there is no option --rates \(did you mean --rate\?\)"),
+        ("config: other.yaml", "there is no option --config"),
         ("- rate", "expected a line «option: value»"),
         ("", "expected a line «option: value»"),
-        ("rate: [1", "neither YAML nor JSON"),
+        ("rate: [1", "cannot be read as YAML or JSON"),
+        ("rate: 1\nfiles: [a]\nrate: 2", "'rate' occurs twice"),
+        ('{"rate": 1, "rate": 2}', "'rate' occurs twice"),
+        ("rate: [1, 2]", "rate takes one value, not a list"),
+        ("rate: many", "invalid float value"),
+        ("files:", "files has no value"),
         ("precision: {a: 1}", "precision is nested"),
         ("files: [[a]]", "files is nested"),
-        ("precision: ''", "--precision is empty"),
+        ("files: [a, '']", "--files is empty"),
+        ("precision: ''", "precision has no value"),
         ("rate: inf", "--rate inf: expected a finite number"),
     ],
 )
 def test_a_file_that_holds_no_options_is_refused(read, text, message):
     with pytest.raises(ValueError, match=message):
         read(text)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--rats", "1"], r"there is no option --rats \(did you mean --rate\?\)"),
+        (["--rate", "1", "2"], "'2' belongs to no option"),
+        (["--rate", "many"], "argument --rate: invalid float value: 'many'"),
+        (["--config", "a.yaml", "--config", "b.yaml"], "--config is given 2 times"),
+        (["--config"], "expected one argument"),
+    ],
+)
+def test_mistakes_on_the_command_line_take_one_line(monkeypatch, words, message):
+    monkeypatch.setattr(sys, "argv", ["fratrie test", *words])
+    with pytest.raises(ValueError, match=message) as caught:
+        read_options("A command.", _Options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_of_options_in_another_encoding(read, tmp_path, monkeypatch):
+    (tmp_path / "run.yaml").write_bytes("precision: é".encode("cp1252"))
+    monkeypatch.setattr(sys, "argv", ["fratrie test", "--config", str(tmp_path / "run.yaml")])
+    with pytest.raises(ValueError, match="not UTF-8 at byte 11: save it"):
+        read_options("A command.", _Options)
 
 
 def test_help_tells_every_command_in_one_line(monkeypatch, capsys):
