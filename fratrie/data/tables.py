@@ -99,7 +99,7 @@ def raise_row_problems(path: Path, problems: dict[str, list[int]], advice: str =
     if problems:
         lines = first_of([f"  {shown_rows(rows)}: {problem}" for problem, rows in problems.items()])
         lines += [f"  {advice}"] if advice else []
-        raise ValueError("\n".join([f"{path} (rows counted from 1, without a header):", *lines]))
+        raise ValueError("\n".join([f"{path} (rows counted from 1, without a header and blank ones):", *lines]))
 
 
 def shown_rows(rows: Sequence[int], most: int = 20) -> str:

@@ -3,7 +3,7 @@ import datetime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from spreadsheets import write_ods, write_xlsx
+from spreadsheets import Raw, write_ods, write_xlsx
 
 from fratrie.data.loading import load_labelled, load_texts
 from fratrie.data.sheets import _text, read_sheet
@@ -73,6 +73,29 @@ def test_what_is_no_spreadsheet(tmp_path, kind, content):
     path = tmp_path / f"a.{kind}"
     path.write_bytes(content)
     with pytest.raises(ValueError, match="not a readable spreadsheet"):
+        read_table(path)
+
+
+@pytest.mark.parametrize("faulty", ['t="e"><v>#N/A</v>', "><f>B7</f>", "><f>B7</f><v/>"])
+def test_cells_without_a_value_of_an_xlsx_are_no_empty_ones(tmp_path, faulty):
+    rows = [["text", "labels"], ["un", "a"], ["deux", Raw(faulty)]]
+    path = write_xlsx(tmp_path / "a.xlsx", {"notes": [], "données": rows})
+    with pytest.raises(ValueError, match=r"cells of the sheet 'données' .* never computed, B3: mend them"):
+        read_table(path)
+    rows[2][1] = Raw('t="str"><f>""</f><v></v>')  # computed, and empty
+    assert read_table(write_xlsx(path, {"notes": [[Raw(faulty)]], "a": rows}), TextFormat(sheet="a")).columns == {
+        "text": ["un", "deux"],
+        "labels": ["a", ""],
+    }
+
+
+@pytest.mark.parametrize(
+    "faulty",
+    ['office:value-type="string" calcext:value-type="error"><text:p>#N/A</text:p>', 'table:formula="of:=[.B7]">'],
+)
+def test_cells_without_a_value_of_an_ods_are_no_empty_ones(tmp_path, faulty):
+    path = write_ods(tmp_path / "a.ods", {"a": [["text", "labels"], ["un", "a"], ["deux", Raw(faulty)]]})
+    with pytest.raises(ValueError, match=r"never computed, (#N/A|of:=\[.B7\]): mend them"):
         read_table(path)
 
 

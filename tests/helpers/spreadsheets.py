@@ -10,6 +10,10 @@ MAIN = f"{NAMESPACE}/spreadsheetml/2006/main"
 ODF = "urn:oasis:names:tc:opendocument:xmlns"
 
 
+class Raw(str):
+    """A cell as the file has it, behind its place."""
+
+
 def write_xlsx(path, sheets):
     """Sheets by name, each a list of rows of texts, numbers, booleans and None."""
     numbered = list(enumerate(sheets.items()))
@@ -32,7 +36,9 @@ def _xlsx_row(number, row):
     cells = ""
     for column, value in enumerate(row):
         place = f'r="{chr(ord("A") + column)}{number}"'
-        if isinstance(value, str):
+        if isinstance(value, Raw):
+            cells += f"<c {place} {value}</c>"
+        elif isinstance(value, str):
             cells += f'<c {place} t="inlineStr"><is><t xml:space="preserve">{escape(value)}</t></is></c>'
         elif value is not None:
             kind = "b" if isinstance(value, bool) else "n"
@@ -47,6 +53,7 @@ def write_ods(path, sheets):
         for name, rows in sheets.items()
     )
     spaces = " ".join(f'xmlns:{name}="{ODF}:{name}:1.0"' for name in ("office", "table", "text"))
+    spaces += ' xmlns:calcext="urn:org:documentfoundation:names:experimental:calc:xmlns:calcext:1.0"'
     content = (
         f"<office:document-content {spaces}><office:body><office:spreadsheet>{tables}"
         "</office:spreadsheet></office:body></office:document-content>"
@@ -61,7 +68,9 @@ def write_ods(path, sheets):
 def _ods_row(row):
     cells = ""
     for value in row:
-        if value is None:
+        if isinstance(value, Raw):
+            cells += f"<table:table-cell {value}</table:table-cell>"
+        elif value is None:
             cells += "<table:table-cell/>"
         elif isinstance(value, str):
             text = escape(value)
