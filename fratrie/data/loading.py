@@ -205,7 +205,7 @@ def _advice(names: Sequence[str], several: bool, is_open: bool) -> str:
     if not names:
         return ""
     kind = "multi_label_classification" if several else "single_label_classification"
-    way_out = " (label_names and multi_label change this; in finetune.py --label_names and --problem_type, here {})"
+    way_out = " (label_names and multi_label change this; as a command: --label_names and --problem_type, here {})"
     known = f"known labels: {', '.join(first_of(names, 50))}; several labels per text: {'yes' if several else 'no'}"
     return known + way_out.format(kind) * is_open
 
