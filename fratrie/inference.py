@@ -192,7 +192,7 @@ def _integer_product(weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> Pr
         return torch.addcmul(bias, torch._int_mm(tokens_NI, weight_IO).float().mul_(scales_N1), scales_O)
 
     def product(x: torch.Tensor) -> torch.Tensor:
-        x_NI = x.reshape(-1, x.shape[-1])
+        x_NI = x.reshape(-1, x.shape[-1]).contiguous()  # of another layout, torch leaves a last single row unwritten
         if len(x_NI) <= TOKENS_AT_ONCE:
             y_NO = outputs(x_NI)
         else:

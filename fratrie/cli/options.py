@@ -95,7 +95,7 @@ def _options_of_file(file: str, parser: ArgumentParser) -> Iterator[str]:
             raise ValueError(f"{file}: {name} is nested: write its value as one text in quotes, as on a command line")
         if value == "":
             raise ValueError(f"{file}: {name} has no value: give it one, or leave the line out")
-        yield from (f"--{name}", *values)
+        yield from (f"--{name}", *values) if isinstance(value, list) else (f"--{name}={value}",)  # it may begin with -
 
 
 def _read_mapping(file: str) -> dict[str, Any]:

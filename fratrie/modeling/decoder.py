@@ -27,7 +27,7 @@ from .outputs import (
 )
 from .parallel import cache_of_layers, held_layers
 from .stack import FratrieStack, input_shape
-from .window_cache import give_own_layers
+from .window_cache import choose_layers, give_own_layers
 
 logger = logging.get_logger(__name__)
 
@@ -218,10 +218,9 @@ class FratrieDecoderForCausalLM(HeadModel, GenerationMixin):
         self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> Any:
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)  # type: ignore[misc]
-        # Before assisted generation asks them to keep what it may take back.
-        give_own_layers(model_kwargs.get("cache"), self.config, self.model.mixers)
-        if generation_config.is_assistant:
-            model_kwargs["cache"].activate_past_recording()
+        if "cache" in model_kwargs:
+            cache, is_assistant = model_kwargs["cache"], generation_config.is_assistant
+            model_kwargs["cache"] = choose_layers(cache, self.config, self.model.mixers, is_assistant)
 
     def _prefill(self, input_ids: Any, generation_config: GenerationConfig, *args: Any, **kwargs: Any) -> Any:
         if not self._keeps_tokens:

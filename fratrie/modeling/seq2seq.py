@@ -25,6 +25,7 @@ from .losses import IGNORED, add_mixer_losses, has_mixer_losses, share_of_batch
 from .outputs import FratrieModelOutput, FratrieSeq2SeqLMOutput, FratrieSeq2SeqModelOutput, ModelKwargs
 from .pretrained import FratriePreTrainedModel
 from .seq2seq_configuration import FratrieSeq2SeqConfig
+from .window_cache import choose_layers
 
 
 class FratrieSeq2SeqPreTrainedModel(FratriePreTrainedModel):
@@ -242,9 +243,13 @@ class FratrieSeq2SeqForConditionalGeneration(FratrieSeq2SeqPreTrainedModel, Gene
         decoder, kind = self.config.stacks[1], generation_config.cache_implementation or "dynamic"
         no_new_one = model_kwargs.get("cache") is not None or generation_config.use_cache is False
         if no_new_one or kind == "quantized" or all(mixer.keeps_tokens for mixer in decoder.mixers):
-            return super()._prepare_cache_for_generation(  # type: ignore[misc]
+            super()._prepare_cache_for_generation(  # type: ignore[misc]
                 generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
             )
+            if "cache" in model_kwargs:
+                cache, is_assistant = model_kwargs["cache"], generation_config.is_assistant
+                model_kwargs["cache"] = choose_layers(cache, decoder, self.model.decoder.mixers, is_assistant)
+            return None
         # Hugging Face lays out the cache of the encoder's states like the decoder's own, and fails at layers that keep
         # no tokens.
         own: Cache

@@ -7,7 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
+from transformers.cache_utils import (
+    Cache,
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    EncoderDecoderCache,
+)
 
 from .configuration import FratrieConfig
 
@@ -47,7 +53,9 @@ class WindowAndGlobalsLayer(DynamicSlidingWindowLayer):
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last tokens (see Hugging Face's method), global ones among them."""
         super().crop(tokens_to_remove)
-        if self.global_places is not None:
+        if not self.get_seq_length():
+            self.global_keys = self.global_values = self.global_places = None
+        elif self.global_places is not None:
             gone = self.global_places >= self.get_seq_length()
             self.global_places = self.global_places.masked_fill(gone, _NOWHERE)
 
@@ -75,6 +83,23 @@ class WindowAndGlobalsLayer(DynamicSlidingWindowLayer):
         if self.global_keys is not None and self.global_values is not None and self.global_places is not None:
             self.global_keys, self.global_values = change(self.global_keys), change(self.global_values)
             self.global_places = change(self.global_places)
+
+
+def choose_layers(
+    cache: Cache | None, config: FratrieConfig, mixers: Sequence[type["Mixer"]], is_assistant: bool | None
+) -> Cache | None:
+    """Lay out a cache for `generate`, before assisted generation asks its layers to keep what it may take back.
+
+    The drafts of an assistant are taken back as far as into the prompt, whose last token, read anew, may be global and
+    see all before it: its cache keeps all tokens.
+    """
+    if cache is not None and is_assistant and any(mixer.cache_layer(config) for mixer in mixers):
+        if cache.get_seq_length():
+            return cache
+        is_pair = isinstance(cache, EncoderDecoderCache)
+        return EncoderDecoderCache(DynamicCache(), DynamicCache()) if is_pair else DynamicCache()
+    give_own_layers(cache, config, mixers)
+    return cache
 
 
 def give_own_layers(cache: Cache | None, config: FratrieConfig, mixers: Sequence[type["Mixer"]]) -> None:

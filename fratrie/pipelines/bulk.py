@@ -7,11 +7,14 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from contextvars import copy_context
 from functools import partial
 from itertools import islice
 from typing import Any
 
 import torch
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from torch.utils.data import DataLoader, IterableDataset
 from transformers.pipelines.base import ChunkPipeline, Pipeline, pad_collate_fn
 
@@ -113,8 +116,11 @@ class BulkPipeline(Pipeline):
 
     def _count_threads(self) -> int:
         """How many threads may share the batches."""
-        # Autocast holds for one thread, and a graph for one number of threads; scaled angles may follow the last text.
-        if self.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+        # Autocast, profilers and modes hold for one thread, as random numbers follow one order, and a graph is for one
+        # number of threads; scaled angles may follow the last text.
+        is_watched = torch.autograd._profiler_enabled() or len(_get_current_function_mode_stack())
+        of_one_thread = torch.is_autocast_enabled("cpu") or is_watched or is_in_torch_dispatch_mode()
+        if self.device.type != "cpu" or of_one_thread or self.model.training:
             return 1
         alone = any(
             module._compiled_call_impl or getattr(module, "rope_type", "default") != "default"
@@ -238,16 +244,17 @@ def map_in_threads(work: Callable[[Any], Any], items: Sequence[Any], threads: in
         yield from map(work, items)
         return
     pending: deque[Future[Any]] = deque()
+    before, set_threads = torch.get_num_threads(), torch.set_num_threads
     try:
         with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(threads // workers,)) as pool:
             for item in items:
-                pending.append(pool.submit(work, item))
+                pending.append(pool.submit(copy_context().run, work, item))
                 if len(pending) == workers:
                     yield pending.popleft().result()
             while pending:
                 yield pending.popleft().result()
     finally:
-        torch.set_num_threads(torch.get_num_threads())  # the number of threads to come, which the workers' became
+        set_threads(before)  # of threads to come as well, whose number the workers' became
 
 
 def plan_rows(rows: Sequence[Row], max_tokens: int) -> Iterator[list[int]]:

@@ -42,6 +42,10 @@ def test_json_is_read_too_and_the_command_line_comes_first(read):
     assert read(text, "--rate", "2", "--files", "c", "--overwrite", "false") == _Options(2.0, "int8", ["c"], False)
 
 
+def test_a_value_in_a_file_may_begin_with_a_dash(read):
+    assert read("precision: -1\nfiles: [a]").precision == "-1" and read("precision: --x").precision == "--x"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -266,6 +266,40 @@ def test_a_recorded_past_is_cropped_with_its_global_tokens(removed):
     close(states, model(before, global_attention_mask=tokens, use_cache=False).last_hidden_state[:, kept:])
 
 
+def test_a_cache_of_which_nothing_is_left_begins_anew():
+    model, (document,) = build(True), texts(9)
+    cache = DynamicCache(config=model.config)
+    model(document[None, :2], global_attention_mask=marks([0], 1, 2), cache=cache)
+    cache.crop(-2)
+    tokens = marks([1, 5], 1, 9)
+    states = model(document[None], global_attention_mask=tokens, cache=cache).last_hidden_state
+    close(states, model(document[None], global_attention_mask=tokens, use_cache=False).last_hidden_state)
+
+
+@pytest.mark.parametrize("place", [0, 4, 7])
+def test_drafts_of_an_assistant_are_taken_back_into_a_prompt_with_a_global_token(place):
+    model, prompt = build(True, FratrieDecoderForCausalLM), torch.tensor([[3, 4, 5, 3, 4, 5, 3, 4]])
+    assistant = build(True, FratrieDecoderForCausalLM, num_hidden_layers=1)
+    options = {"max_new_tokens": 8, "do_sample": False, "global_attention_mask": marks([place], 1, 8)}
+    expected = model.generate(prompt, use_cache=False, **options)
+    assert torch.equal(model.generate(prompt, assistant_model=assistant, **options), expected)
+
+
+def test_an_encoder_decoder_takes_back_what_it_guessed_wrong():
+    config = FratrieSeq2SeqConfig(
+        **{"vocab_size": 40, "hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 24},
+        encoder={"num_hidden_layers": 1},
+        decoder={"num_hidden_layers": 2, "mixer_types": ["longformer"] * 2, "sliding_window": WINDOW},
+        **{"pad_token_id": 0, "decoder_start_token_id": 1, "eos_token_id": None},
+    )
+    torch.manual_seed(0)
+    model = FratrieSeq2SeqForConditionalGeneration(config).eval()
+    prompt = torch.tensor([[3, 4, 5, 3, 4, 5, 3, 4]])
+    options = {"max_new_tokens": 14, "do_sample": False}
+    written = model.generate(prompt, prompt_lookup_num_tokens=2, **options)
+    assert torch.equal(written, model.generate(prompt, use_cache=False, **options))
+
+
 def test_assisted_generation_takes_back_what_it_guessed_wrong():
     model, prompt = build(True, FratrieDecoderForCausalLM), torch.tensor([[3, 4, 5, 3, 4, 5, 3, 4]])
     options = {"max_new_tokens": 8, "do_sample": False, "global_attention_mask": marks([0, 2], 1, 8)}

@@ -3,6 +3,7 @@
 import copy
 import json
 import threading
+from contextvars import ContextVar
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from datasets import Dataset
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nested import assert_close
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertConfig, BertForSequenceClassification, ByT5Tokenizer, pipeline, pipelines
 from transformers.pipelines import PIPELINE_REGISTRY
 from transformers.pipelines.pt_utils import KeyDataset, PipelineIterator
@@ -303,6 +305,24 @@ def test_a_mistake_in_a_thread_comes_after_the_results_before_it(both, two_threa
         next(results)
 
 
+def test_a_reader_in_another_thread_may_stop(both, two_threads):
+    """What its thread knows of the workers' number is not left to the threads to come."""
+    results = iter(both("text-classification")[0](KeyDataset([{"text": text} for text in TEXTS * 3], "text")))
+    next(results)
+    closing = threading.Thread(target=results.close)
+    closing.start()
+    closing.join()
+
+
+def test_workers_see_what_the_caller_has_set(both, two_threads, monkeypatch):
+    pipe = both("text-classification")[0]
+    told, seen, forward = ContextVar("told", default=None), [], pipe.forward
+    monkeypatch.setattr(pipe, "forward", lambda inputs: seen.append(told.get()) or forward(inputs))
+    told.set("here")
+    pipe(TEXTS * 3)
+    assert len(seen) > 1 and set(seen) == {"here"}
+
+
 def test_what_holds_for_one_thread_runs_in_one(both, tokenizer, two_threads, monkeypatch):
     scaling = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
     fields = {"position_type": "rotary", "pad_token_id": tokenizer.pad_token_id}
@@ -311,8 +331,14 @@ def test_what_holds_for_one_thread_runs_in_one(both, tokenizer, two_threads, mon
         for more in ({}, {"rope_parameters": scaling})
     )
     assert (plain._count_threads(), scaled._count_threads()) == (2, 1)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert plain._count_threads() == 1
+    for watching in (torch.autocast("cpu", torch.bfloat16), FlopCounterMode(display=False), torch.device("cpu"),
+                     torch.profiler.profile()):  # fmt: skip
+        with watching:
+            assert plain._count_threads() == 1, watching
+    plain.model.train()
+    assert plain._count_threads() == 1
+    plain.model.eval()
+    assert plain._count_threads() == 2
     monkeypatch.setattr(plain.model, "_compiled_call_impl", print)  # as `compile` would, which takes long
     assert plain._count_threads() == 1
 
