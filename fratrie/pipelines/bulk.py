@@ -3,18 +3,12 @@
 A file that travels with the code of the pipelines.
 """
 
-from collections import defaultdict, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
-from contextvars import copy_context
-from functools import partial
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import islice
 from typing import Any
 
 import torch
-from torch.overrides import _get_current_function_mode_stack
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from torch.utils.data import DataLoader, IterableDataset
 from transformers.pipelines.base import ChunkPipeline, Pipeline, pad_collate_fn
 
@@ -24,8 +18,8 @@ WINDOW = 2048
 TOKENS_PER_BATCH = 4096
 """Enough to keep the matrix products of a small model busy; more only costs memory."""
 
-TOKENS_PER_BATCH_ON_CPU = 1024
-"""Enough for one thread of a CPU; what a layer makes of more leaves its cache, and the threads get unlike shares."""
+TOKENS_PER_BATCH_ON_CPU = 2048
+"""The same for a processor: what a layer makes of more leaves its cache."""
 
 Row = dict[str, Any]
 
@@ -37,8 +31,7 @@ class BulkPipeline(Pipeline):
     generator is never asked for more than the caller allows. A window is tokenised at once and passed through the
     model in batches of like length. Each input gets what it gets alone, in the order of the inputs; a mistake in one
     is raised after the results before it (one that a dataset raises, with its window). Where padding may change a
-    result (models of others, or a tokenizer without a padding token), Hugging Face's own iterator runs. On a CPU the
-    batches run in as many threads as PyTorch has for an operation, each in one.
+    result (models of others, or a tokenizer without a padding token), Hugging Face's own iterator runs.
     """
 
     model: Any
@@ -89,54 +82,36 @@ class BulkPipeline(Pipeline):
     def run_window(
         self, inputs: Sequence[Any], preprocess: dict[str, Any], forward: dict[str, Any], postprocess: dict[str, Any]
     ) -> Iterator[Any]:
-        """The results of some inputs in their order.
-
-        A batch is run when the first of its results is asked for, and with it the next ones where threads are idle.
-        """
+        """The results of some inputs in their order; a batch is run when the first of its results is asked for."""
         prepared, mistake = self._prepare(inputs, preprocess)
         rows = [row for chunks in prepared for row in chunks]
         most = TOKENS_PER_BATCH_ON_CPU if self.device.type == "cpu" else TOKENS_PER_BATCH
-        batches = sorted(plan_rows(rows, most), key=min)  # in the order in which they are asked for
-        threads = self._count_threads() if len(batches) > 1 else 1
+        batches = {place: batch for batch in plan_rows(rows, most) for place in batch}
         outputs: dict[int, Any] = {}
         places = iter(range(len(rows)))
-        with closing(map_in_threads(partial(self._run_rows, rows, forward), batches, threads)) as found:
-            for chunks in prepared:
-                results = []
-                for place in islice(places, len(chunks)):
-                    if place not in outputs:
-                        outputs |= next(found)
-                    results.append(outputs.pop(place))
-                    if isinstance(results[-1], Exception):
-                        raise results[-1]
-                of_input: Any = results if isinstance(self, ChunkPipeline) else results[0]
-                yield self.postprocess(of_input, **postprocess)
+        for chunks in prepared:
+            own = list(islice(places, len(chunks)))
+            for place in own:
+                if place not in outputs:
+                    outputs |= self._run_rows(rows, batches, place, forward)
+            results = [outputs.pop(place) for place in own]
+            of_input: Any = results if isinstance(self, ChunkPipeline) else results[0]
+            yield self.postprocess(of_input, **postprocess)
         if mistake is not None:
             raise mistake
 
-    def _count_threads(self) -> int:
-        """How many threads may share the batches."""
-        # Autocast, profilers and modes hold for one thread, as random numbers follow one order, and a graph is for one
-        # number of threads; scaled angles may follow the last text.
-        is_watched = torch.autograd._profiler_enabled() or len(_get_current_function_mode_stack())
-        of_one_thread = torch.is_autocast_enabled("cpu") or is_watched or is_in_torch_dispatch_mode()
-        if self.device.type != "cpu" or of_one_thread or self.model.training:
-            return 1
-        alone = any(
-            module._compiled_call_impl or getattr(module, "rope_type", "default") != "default"
-            for module in self.model.modules()
-        )
-        return 1 if alone else torch.get_num_threads()
-
-    def _run_rows(self, rows: list[Row], params: dict[str, Any], batch: list[int]) -> dict[int, Any]:
-        """What `forward` gives for each row of a batch, or its mistake."""
+    def _run_rows(
+        self, rows: list[Row], batches: dict[int, list[int]], place: int, forward: dict[str, Any]
+    ) -> dict[int, Any]:
+        """What `forward` gives for a row, and for those that go with it."""
+        batch = batches[place]
         try:
-            return dict(zip(batch, self._run_batch([rows[place] for place in batch], params), strict=True))
-        except Exception as mistake:
+            return dict(zip(batch, self._run_batch([rows[one] for one in batch], forward), strict=True))
+        except Exception:
             if len(batch) == 1:
-                return {batch[0]: mistake}
-        # The input at fault is found alone.
-        return {place: self._run_rows(rows, params, [place])[place] for place in batch}
+                raise
+            batches |= {one: [one] for one in batch}  # the input at fault is found alone
+            return self._run_rows(rows, batches, place, forward)
 
     def _prepare(self, inputs: Sequence[Any], params: dict[str, Any]) -> tuple[list[list[Row]], Exception | None]:
         """The rows of each input, up to the first with a mistake."""
@@ -226,35 +201,6 @@ class BulkResults(IterableDataset):
             return DataLoader(inputs, WINDOW, num_workers=self.num_workers, collate_fn=list)
         source = iter(self.inputs)
         return iter(lambda: list(islice(source, self.batch_size)), [])
-
-
-def map_in_threads(work: Callable[[Any], Any], items: Sequence[Any], threads: int) -> Generator[Any, None, None]:
-    """The results of `work` in the order of the items: when one is asked for, up to `threads` are at work.
-
-    PyTorch has its threads share each operation, at the end of which they wait for each other. Those that share the
-    items do not.
-
-    Args:
-        work: runs in any of the threads, which share PyTorch's among them.
-        items: for `work`.
-        threads: the caller's own runs everything if there is no other.
-    """
-    workers = min(threads, len(items))
-    if workers < 2:
-        yield from map(work, items)
-        return
-    pending: deque[Future[Any]] = deque()
-    before, set_threads = torch.get_num_threads(), torch.set_num_threads
-    try:
-        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(threads // workers,)) as pool:
-            for item in items:
-                pending.append(pool.submit(copy_context().run, work, item))
-                if len(pending) == workers:
-                    yield pending.popleft().result()
-            while pending:
-                yield pending.popleft().result()
-    finally:
-        set_threads(before)  # of threads to come as well, whose number the workers' became
 
 
 def plan_rows(rows: Sequence[Row], max_tokens: int) -> Iterator[list[int]]:

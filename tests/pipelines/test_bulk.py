@@ -2,8 +2,6 @@
 
 import copy
 import json
-import threading
-from contextvars import ContextVar
 
 import pytest
 import torch
@@ -11,7 +9,6 @@ from datasets import Dataset
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nested import assert_close
-from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertConfig, BertForSequenceClassification, ByT5Tokenizer, pipeline, pipelines
 from transformers.pipelines import PIPELINE_REGISTRY
 from transformers.pipelines.pt_utils import KeyDataset, PipelineIterator
@@ -229,14 +226,14 @@ def test_the_tasks_keep_their_names_and_defaults(both, tmp_path):
         assert "custom_pipelines" not in json.loads((tmp_path / "config.json").read_text())
 
 
-@given(st.lists(st.integers(0, 90), max_size=40), st.integers(1, 9), st.integers(1, 99))
-def test_batches_hold_each_row_once_within_their_budget(lengths, max_rows, max_tokens):
+@given(st.lists(st.integers(0, 90), max_size=40), st.integers(1, 9))
+def test_batches_hold_each_row_once_within_their_budget(lengths, max_rows):
     for most in (None, max_rows):
-        batches = bulk.plan_batches(lengths, most, max_tokens)
+        batches = bulk.plan_batches(lengths, most)
         assert sorted(place for batch in batches for place in batch) == list(range(len(lengths)))
         for batch in batches:
             own = [lengths[place] for place in batch]
-            assert len(own) == 1 or (max(own) * len(own) <= max_tokens and min(own) > 0)
+            assert len(own) == 1 or (max(own) * len(own) <= bulk.TOKENS_PER_BATCH and min(own) > 0)
             assert len(own) <= (most or len(own))
 
 
@@ -252,95 +249,6 @@ def test_a_batch_that_fails_loses_no_other_result(both, tokenizer, monkeypatch):
     with pytest.raises(ValueError, match="max_position_embeddings"):
         next(stream)
     assert_close(found, [ours(TEXTS[0], top_k=1)])
-
-
-@pytest.fixture
-def two_threads(monkeypatch):
-    """Checks afterwards that there are as many for an operation, in every thread, and that no other one is left."""
-    monkeypatch.setattr(bulk, "WINDOW", 100)
-    before = threading.active_count()
-    torch.set_num_threads(2)
-    yield
-    numbers = [torch.get_num_threads()]
-    other = threading.Thread(target=lambda: numbers.append(torch.get_num_threads()))
-    other.start()
-    other.join()
-    assert numbers == [2, 2] and threading.active_count() == before
-
-
-def test_threads_share_the_batches_of_a_window(both, two_threads, monkeypatch):
-    pipe = both("text-classification", function_to_apply="none", top_k=None)[0]
-    torch.set_num_threads(1)
-    expected = pipe(TEXTS * 3)
-    torch.set_num_threads(2)
-    forward, ran = pipe.forward, []
-    both_at_work = threading.Barrier(2, timeout=30)
-
-    def run(inputs):
-        ran.append((threading.get_ident(), torch.get_num_threads()))
-        if len(ran) <= 2:
-            both_at_work.wait()
-        return forward(inputs)
-
-    monkeypatch.setattr(pipe, "forward", run)
-    assert pipe(TEXTS * 3) == expected
-    assert len(set(ran)) == 2 < len(ran) and {number for _, number in ran} == {1}
-
-
-def test_a_reader_of_shared_batches_may_stop(both, two_threads, monkeypatch):
-    pipe = both("text-classification")[0]
-    forward, ran = pipe.forward, []
-    monkeypatch.setattr(pipe, "forward", lambda inputs: ran.append(1) or forward(inputs))
-    results = iter(pipe(KeyDataset([{"text": text} for text in TEXTS * 3], "text")))
-    assert_close(next(results), pipe(TEXTS[0])[0])
-    results.close()
-    assert len(ran) <= 3  # that of the text alone among them
-
-
-def test_a_mistake_in_a_thread_comes_after_the_results_before_it(both, two_threads):
-    pipe = both("text-classification")[0]
-    results = iter(pipe((text for text in [*TEXTS, LONG, *TEXTS]), batch_size=20))
-    assert_close([next(results) for _ in TEXTS], pipe(TEXTS))
-    with pytest.raises(ValueError, match="max_position_embeddings"):
-        next(results)
-
-
-def test_a_reader_in_another_thread_may_stop(both, two_threads):
-    """What its thread knows of the workers' number is not left to the threads to come."""
-    results = iter(both("text-classification")[0](KeyDataset([{"text": text} for text in TEXTS * 3], "text")))
-    next(results)
-    closing = threading.Thread(target=results.close)
-    closing.start()
-    closing.join()
-
-
-def test_workers_see_what_the_caller_has_set(both, two_threads, monkeypatch):
-    pipe = both("text-classification")[0]
-    told, seen, forward = ContextVar("told", default=None), [], pipe.forward
-    monkeypatch.setattr(pipe, "forward", lambda inputs: seen.append(told.get()) or forward(inputs))
-    told.set("here")
-    pipe(TEXTS * 3)
-    assert len(seen) > 1 and set(seen) == {"here"}
-
-
-def test_what_holds_for_one_thread_runs_in_one(both, tokenizer, two_threads, monkeypatch):
-    scaling = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
-    fields = {"position_type": "rotary", "pad_token_id": tokenizer.pad_token_id}
-    plain, scaled = (
-        both("text-classification", model=build("ForSequenceClassification", len(tokenizer), **fields, **more))[0]
-        for more in ({}, {"rope_parameters": scaling})
-    )
-    assert (plain._count_threads(), scaled._count_threads()) == (2, 1)
-    for watching in (torch.autocast("cpu", torch.bfloat16), FlopCounterMode(display=False), torch.device("cpu"),
-                     torch.profiler.profile()):  # fmt: skip
-        with watching:
-            assert plain._count_threads() == 1, watching
-    plain.model.train()
-    assert plain._count_threads() == 1
-    plain.model.eval()
-    assert plain._count_threads() == 2
-    monkeypatch.setattr(plain.model, "_compiled_call_impl", print)  # as `compile` would, which takes long
-    assert plain._count_threads() == 1
 
 
 @pytest.mark.parametrize("batch_size", [0, -1, 2.0])
