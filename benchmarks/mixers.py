@@ -49,6 +49,8 @@ NAMES = ("softmax", "softmax, window", *(name for name in MIXERS if name != "sof
 LONGEST_BACKWARD = 8192
 # The slope is taken from here up: below it, fixed costs hide how the cost grows.
 LONG = 2048
+# What is left of a layer without its linear maps says nothing below this share of its time.
+_NOISE = 0.2
 
 
 @dataclass
@@ -83,9 +85,11 @@ class Measured:
         """How many times as fast as a layer of softmax attention."""
         return (self.softmax or self).seconds[length] / self.seconds[length]
 
-    def mixing_ratio(self, length: int) -> float:
-        """The same of the mixing alone."""
-        return (self.softmax or self).mixing[length] / self.mixing[length]
+    def mixing_ratio(self, length: int) -> str:
+        """The same of the mixing alone, where it takes more time than noise could be."""
+        if self.mixing[length] < _NOISE * self.seconds[length]:
+            return "–"
+        return f"{(self.softmax or self).mixing[length] / self.mixing[length]:.1f}"
 
     def slope(self) -> float:
         """Growth of the cost in the length: 1 for a cost that grows with the length, 2 with its square."""
@@ -138,7 +142,7 @@ def measure(options: Options, is_causal: bool, backward: bool) -> list[Measured]
         seconds = times(work, options.rounds)
         for name, each in ((name, found[name]) for name in fitting):
             each.seconds[length] = seconds[name, "layer"]
-            each.mixing[length] = max(seconds[name, "layer"] - seconds[name, "maps"], 1e-6)
+            each.mixing[length] = seconds[name, "layer"] - seconds[name, "maps"]
             each.memory[length] = peak_memory(work[name, "layer"])
     return list(found.values())
 
@@ -203,7 +207,7 @@ def table(results: list[Measured], lengths: list[int]) -> str:
     lines = [["mixer", *by_length, f"slope from {LONG:,}", "memory at the longest"]]
     lines.append(["---"] * len(lines[0]))
     for found in results:
-        ratios = {n: f"{found.ratio(n):.1f}; {found.mixing_ratio(n):.1f}" for n in found.seconds}
+        ratios = {n: f"{found.ratio(n):.1f}; {found.mixing_ratio(n)}" for n in found.seconds}
         measured = [f"{1e3 * found.seconds[n]:.0f} ({ratios[n]})" for n in ratios]
         cells = measured + ["–"] * (len(lengths) - len(measured))
         slope = f"{found.slope():.2f}" if sum(n >= LONG for n in found.seconds) > 1 else "–"

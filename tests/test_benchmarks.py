@@ -104,13 +104,18 @@ def test_mixers_beside_softmax_at_their_smallest(tmp_path):
     assert [found.name for found in causal] == ["softmax", "linear"]
     assert [found.name for found in bidirectional] == ["softmax", "linear", "linformer"]
     assert all(found.seconds.keys() == found.memory.keys() == {8, 16} for found in causal + bidirectional)
-    assert all(0 < found.mixing[n] < found.seconds[n] for found in causal + bidirectional for n in (8, 16))
-    assert (
-        causal[0].ratio(16) == causal[0].mixing_ratio(16) == 1
-        and mixers.table(causal, options.lengths).count("\n") == 4
-    )
+    assert all(found.mixing[n] < found.seconds[n] for found in causal + bidirectional for n in (8, 16))
+    assert causal[0].ratio(16) == 1 and mixers.table(causal, options.lengths).count("\n") == 4
     mixers.draw({"Causal": causal, "Bidirectional": bidirectional}, tmp_path / "plot.svg")
     assert "linformer" in (tmp_path / "plot.svg").read_text()
+
+
+def test_the_ratio_of_the_mixing_alone_where_there_is_one():
+    softmax = mixers.Measured("softmax", seconds={8: 3.0}, mixing={8: 2.0})
+    other = mixers.Measured("other", seconds={8: 2.0}, mixing={8: 1.0}, softmax=softmax)
+    assert (softmax.mixing_ratio(8), other.mixing_ratio(8)) == ("1.0", "2.0")
+    for little in (0.1, -0.01):
+        assert mixers.Measured("maps", seconds={8: 1.0}, mixing={8: little}, softmax=softmax).mixing_ratio(8) == "–"
 
 
 def test_the_slope_of_a_cost_in_the_length():

@@ -187,4 +187,8 @@ def _config(mixer: str, options: ComparisonOptions, tokenizer: PreTrainedTokeniz
 
 
 def _peak_bytes() -> int:
+    status = Path("/proc/self/status")
+    if status.exists():  # where `resource` would count the peak of the process that started this one, too
+        (line,) = [line for line in status.read_text().splitlines() if line.startswith("VmHWM:")]
+        return int(line.split()[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
