@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from sklearn.model_selection import GroupKFold
 from transformers import HfArgumentParser
 
+from fratrie.cli.demo import PRETRAINED_ENCODER
 from fratrie.cli.running import run
 from fratrie.data.annotation import LABELS
 from fratrie.data.corpus import load_family_relations
@@ -33,15 +34,6 @@ from fratrie.training.metrics import multilabel_scores
 from fratrie.training.scoring import predict_logits
 from fratrie.training.tasks import targets_of
 
-CHOSEN: dict[str, Any] = {
-    "learning_rate": 4e-4,
-    "head_learning_rate": 2e-3,
-    "layer_decay": 0.9,
-    "trainable_layers": 6,
-    "num_train_epochs": 10,
-    "per_device_train_batch_size": 8,
-    "mixed_precision": "bf16",
-}
 # What else there is to choose from, as changes of the chosen setting.
 SETTINGS: dict[str, dict[str, Any]] = {
     "chosen": {},
@@ -95,7 +87,7 @@ def choose(options: Options, train: Dataset) -> None:
         for fold, (learnt, held_out) in enumerate(folds(train, options.folds)):
             folder = Path(options.output_dir) / f"{name}-fold{fold}"
             data = write_rows(train.select(learnt), folder.with_suffix(".jsonl"))
-            finetune(options.model, folder, CHOSEN | SETTINGS[name], data, seed=fold)
+            finetune(options.model, folder, PRETRAINED_ENCODER | SETTINGS[name], data, seed=fold)
             predictions[held_out] = decisions(folder, train.select(held_out))
         scores = multilabel_scores(predictions, truth, LABELS)
         figures = [scores["macro_f1"], scores["micro_f1"], *scores["f1"].values()]
@@ -126,7 +118,7 @@ def finetune(model: str, folder: Path, setting: Mapping[str, Any], data: Path | 
     Raises:
         ValueError: when the script fails; it has said why.
     """
-    given = {"model": model, "output_dir": folder, "seed": seed, "validation_size": 0, "report_to": "none", **setting}
+    given = {"model": model, "output_dir": folder, "seed": seed, "report_to": "none", **setting}
     words = ["scripts/finetune.py", "--overwrite_output_dir", "--disable_progress"]
     for name, value in given.items():
         words += [f"--{name}", str(value)]
@@ -150,7 +142,7 @@ def score(options: Options, train: Dataset, test: Dataset) -> None:
     predictions = []
     for seed in range(1, options.seeds + 1):
         folder = Path(options.output_dir) / f"seed{seed}"
-        finetune(options.model, folder, CHOSEN, None, seed)
+        finetune(options.model, folder, PRETRAINED_ENCODER, None, seed)
         predictions.append(decisions(folder, test))
         scores = multilabel_scores(predictions[-1], targets_of(test), LABELS)
         print(f"seed {seed}: macro-F1 {scores['macro_f1']:.3f}, micro-F1 {scores['micro_f1']:.3f}", flush=True)

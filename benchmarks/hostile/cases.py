@@ -2,9 +2,9 @@
 
 import dataclasses
 import datetime
+import importlib
 import json
 import os
-import runpy
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -232,9 +232,10 @@ def _write_odd_parquet(path: Path) -> None:
 def option_cases(sound: Path) -> Iterator[Case]:
     """Every option of every script with every odd value."""
     for script in TABLE_USES:
-        spaces = runpy.run_path(str(SCRIPTS / f"{script}.py"), run_name="read")
-        classes = [c for c in spaces.values() if isinstance(c, type) and dataclasses.is_dataclass(c)]
+        module = importlib.import_module(f"fratrie.cli.{script}")
+        classes = [c for c in vars(module).values() if isinstance(c, type) and dataclasses.is_dataclass(c)]
         kinds = [c for c in classes if c.__name__.endswith(("Options", "Arguments"))]
+        assert kinds, script
         for name in sorted({field.name for kind in kinds for field in dataclasses.fields(kind)}):
             for value in VALUES:
                 if name == "max_steps" and value[:1] == "1":
