@@ -4,7 +4,7 @@ Tuned by cross-validation on the training part alone, with all sentences of a re
 scored on the test part with the measures of `fratrie.training.metrics`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from sklearn.pipeline import FeatureUnion, Pipeline
 from sklearn.svm import LinearSVC
 
 from .metrics import Scores, multilabel_scores
+from .tasks import targets_of, task_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -39,17 +40,16 @@ class Sentences:
 
     texts: Sequence[str]
     labels: NDArray[np.int64]
-    groups: Sequence[int] | None = None
+    groups: Sequence[Hashable] | None = None
 
     @classmethod
     def from_dataset(cls, dataset: "Dataset") -> "Sentences":
-        """Take the columns `text`, `labels` (lists of label indices) and, where there, `respondent`."""
-        count = len(dataset.features["labels"].feature.names)
-        labels = np.zeros((len(dataset), count), dtype=np.int64)
-        for row, indices in enumerate(dataset["labels"]):
-            labels[row, indices] = 1
-        groups = list(dataset["respondent"]) if "respondent" in dataset.features else None
-        return cls(list(dataset["text"]), labels, groups)
+        """Take the columns `text`, `labels` (one label per text or several) and, where there, `respondent`."""
+        labels = targets_of(dataset).astype(np.int64)
+        if labels.ndim == 1:
+            labels = np.eye(len(task_of(dataset.features).labels), dtype=np.int64)[labels]
+        groups = dataset["respondent"][:] if "respondent" in dataset.features else None
+        return cls(dataset["text"][:], labels, groups)
 
 
 def tfidf_features() -> FeatureUnion:
