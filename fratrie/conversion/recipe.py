@@ -41,11 +41,11 @@ _CLASSIFIERS = (
 )
 _WITH_HEAD_FIELDS = (FratrieEncoderForMaskedLM, FratrieSeq2SeqForConditionalGeneration)
 # Fields of ours that no Hugging Face configuration has a word for, and that change neither weights nor outputs, except
-# by a rounding in half precision.
+# by a rounding in half precision, and `label_calibration`, of whose loss `unsaid` tells.
 _OURS_ALONE = frozenset(
-    {"unpad_inputs", "linear_chunk_size", "label_thresholds", "pos_weight", "sparse_prediction", "chunked_loss",
-     "foreign_fields", "initializer_range", "use_cache", "output_router_logits", "router_aux_loss_coef",
-     "router_aux_loss_scope", "router_z_loss_coef", "pooler_activation", "float32_parts"}
+    {"unpad_inputs", "linear_chunk_size", "label_thresholds", "label_calibration", "pos_weight",
+     "sparse_prediction", "chunked_loss", "foreign_fields", "initializer_range", "use_cache", "output_router_logits",
+     "router_aux_loss_coef", "router_aux_loss_scope", "router_z_loss_coef", "pooler_activation", "float32_parts"}
 )  # fmt: skip
 _ROUTER_LOSSES = ("router_aux_loss_coef", "router_aux_loss_scope", "router_z_loss_coef")
 _CLASSIFIER = frozenset(f.name for f in fields(FratrieConfig) if f.name.startswith("classifier_"))
@@ -57,6 +57,7 @@ _COMPARED = frozenset(
 # Their configurations take every type that any model has; most of theirs and ours agree on two.
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 _LABELS = ("id2label", "label2id", "problem_type")
+_OF_LABELS = ("pos_weight", "label_thresholds", "label_calibration")
 # Those that a model can do without; an unusable start of a decoder is refused, since there is no decoding without one.
 SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 # What says nothing of the model itself.
@@ -386,7 +387,7 @@ class Recipe:
 
     def unsaid(self, ours: PreTrainedConfig, written: PreTrainedConfig, head: Head) -> dict[str, Any]:
         """Fields of ours that guide training and labelling, which `written`, their configuration of it, cannot say."""
-        found = {name: value for name in ("pos_weight", "label_thresholds") if (value := getattr(ours, name, None))}
+        found = {name: value for name in _OF_LABELS if (value := getattr(ours, name, None))}
         if "sparse" in (getattr(ours, "mlp_layer_types", None) or ()):
             read_back = self.read_config(written, head)
             found |= {name: getattr(ours, name) for name in _ROUTER_LOSSES

@@ -216,6 +216,8 @@ class FratrieConfig(FratrieBaseConfig):
         pos_weight: weight of the positives of each label in the multi-label loss.
         label_thresholds: probability above which each label is given (0.5 by default), read by the scripts and by the
             family-relations pipeline: one per label in their order, or some by the name of their label.
+        label_calibration: for each label a broken line of points `[logit, calibrated logit]` that classifiers of texts
+            and images apply to their logits outside of training (`modeling/calibration.py`); none by default.
         foreign_fields: of a converted model, the fields of its Hugging Face configuration that say nothing about what
             it computes, kept for the way back (`fratrie.conversion`).
     """
@@ -346,6 +348,7 @@ class FratrieConfig(FratrieBaseConfig):
     classifier_dropout: float | int = 0.0
     pos_weight: list[float | int] | None = None
     label_thresholds: list[float | int] | dict[str, float | int] | None = None
+    label_calibration: list[list[list[float | int]]] | None = None
     foreign_fields: dict[str, Any] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:

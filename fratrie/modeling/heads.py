@@ -11,6 +11,7 @@ from torch import nn
 from transformers.activations import ACT2FN
 from transformers.utils.generic import ModelOutput
 
+from .calibration import calibrate
 from .chunked_loss import chunked_cross_entropy
 from .configuration import FratrieConfig, FratrieEncoderConfig
 from .experts import RouterLosses, needs_router_logits
@@ -172,11 +173,14 @@ class SequenceClassifier(HeadModel):
         """Classify `(B, T, D)` by the real tokens of each row; the loss is that of `config.problem_type`.
 
         Where that is `None` the first labels say it, and it is kept and saved, as by Hugging Face's heads: pipelines
-        and scripts read there whether the logits are of one label, of several, or values.
+        and scripts read there whether the logits are of one label, of several, or values. Outside of training the
+        logits are calibrated as `config.label_calibration` says.
         """
         mask = inputs.get("attention_mask")
         real_tokens = find_real_tokens(states, inputs.get("input_ids"), mask, self.config.pad_token_id)
         logits = self.classifier(pool(states, real_tokens, self.config.classifier_pooling))
+        if self.config.label_calibration and not self.training:
+            logits = calibrate(logits, self.config.label_calibration)
         if call.labels is None:
             return None, logits
         if self.config.problem_type is None:

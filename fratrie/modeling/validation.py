@@ -10,6 +10,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from .base_configuration import require_tokens_in_vocabulary
+from .calibration import check_points
 
 if TYPE_CHECKING:
     from .configuration import FratrieConfig
@@ -319,3 +320,5 @@ def _check_head(config: "FratrieConfig") -> None:
         all(0 <= t <= 1 for t in config.label_thresholds or [] if not isinstance(t, str)),  # by order, not by name
         f"label_thresholds={config.label_thresholds} must lie in [0, 1].",
     )
+    if config.label_calibration is not None:
+        check_points(config.label_calibration, config.num_labels)

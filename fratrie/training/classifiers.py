@@ -117,8 +117,9 @@ def _set_head(config: PreTrainedConfig, task: Task, head: ClassifierHead) -> Non
             setattr(config, name, value)
         except StrictDataclassError as error:
             raise ValueError(f"{name}={value} does not fit a {config.model_type!r} model: {error}") from error
-    if hasattr(config, "label_thresholds"):
-        config.label_thresholds = None
+    for name in ("label_thresholds", "label_calibration"):
+        if hasattr(config, name):
+            setattr(config, name, None)
     if hasattr(config, "pos_weight"):
         config.pos_weight = head.class_weights if task.problem_type == MULTI_LABEL else None
 

@@ -291,6 +291,7 @@ SHARED = {
     "classifier_dropout": Case(0.3, classification_training),
     "pos_weight": Case([1.0, 2.0, 3.0], multi_label_loss, MULTI),
     "label_thresholds": Case([0.1, 0.2, 0.3], saved),
+    "label_calibration": Case([[[0, -1], [1, 1]]] * 3, classification),
     "foreign_fields": Case({"summary_type": "cls_index", "n_special": 0}, saved),
 }
 # Of what acts, or runs at all, where causal alone.
@@ -608,6 +609,11 @@ CONTRADICTIONS = [
     ({"pos_weight": [1, float("inf"), 1]}, r"pos_weight=\[1, inf, 1\] must be positive"),
     ({"pos_weight": [1.0, 0.0, 1.0]}, r"pos_weight=\[1.0, 0.0, 1.0\] must be positive"),
     ({"label_thresholds": [0.5, 1.5, 0.5]}, r"label_thresholds=\[0.5, 1.5, 0.5\] must lie in \[0, 1\]"),
+    ({"label_calibration": [[[0, 0], [1, 1]]]}, r"label_calibration has 1 lines for 3 labels: give one per label"),
+    *(
+        ({"label_calibration": [line] * 3}, r"label_calibration has the line .*: give two points")
+        for line in ([[0, 0]], [[0, 0], [0, 1]], [[0, 1], [1, 0]], [[0, 0], [1, float("inf")]], [[0, 0], [1]])
+    ),
 ]  # fmt: skip
 
 
@@ -751,7 +757,8 @@ def test_derived_defaults():
 @pytest.mark.parametrize("name", sorted(set(SHARED) - {"tie_word_embeddings", "chunked_loss", "foreign_fields"}))
 def test_shared_fields_of_a_seq2seq_model_reach_both_stacks(name):
     case = SHARED[name]
-    value = case.value[:2] if name in ("pos_weight", "label_thresholds") else case.value  # two labels by default
+    by_label = ("pos_weight", "label_thresholds", "label_calibration")
+    value = case.value[:2] if name in by_label else case.value  # two labels by default
     dropped = ("num_labels", "problem_type")
     settings = {key: setting for key, setting in {**TINY, **case.base}.items() if key not in dropped}
     config = FratrieSeq2SeqConfig(**{**settings, name: value})
