@@ -321,4 +321,4 @@ def _check_head(config: "FratrieConfig") -> None:
         f"label_thresholds={config.label_thresholds} must lie in [0, 1].",
     )
     if config.label_calibration is not None:
-        check_points(config.label_calibration, config.num_labels)
+        check_points(config.label_calibration, config.num_labels or 0)

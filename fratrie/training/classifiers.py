@@ -21,6 +21,8 @@ from transformers import (
 
 from fratrie.checkpoints import CONFIG, check_memory, reason_of
 from fratrie.conversion.models import RECIPES
+from fratrie.modeling.base_configuration import FratrieBaseConfig
+from fratrie.modeling.calibration import check_points
 from fratrie.quiet import without_reports
 
 from .metrics import MULTI_LABEL, REGRESSION, thresholds_by_name
@@ -237,10 +239,24 @@ def load_classifier(
     task = Task.from_config(config)
     if thresholds is not None and task.problem_type != MULTI_LABEL:
         raise ValueError(f"--label_thresholds are for several labels per text, but the task is {task.problem_type}")
+    _check_calibration(model.config, task.labels, path / CONFIG)
     if task.problem_type == MULTI_LABEL:
         own = _own_thresholds(model.config, task.labels, path / CONFIG)
         model.config.label_thresholds = own if thresholds is None else thresholds_by_name(thresholds, task.labels, own)
     return model.eval(), tokenizer, task
+
+
+def _check_calibration(config: PreTrainedConfig, labels: Sequence[str], place: Path) -> None:
+    """Our own configs have checked theirs already."""
+    points = getattr(config, "label_calibration", None)
+    if points is None or isinstance(config, FratrieBaseConfig):
+        return
+    try:
+        check_points(points, len(labels))
+    except TypeError as error:
+        raise ValueError(f"{place}: label_calibration holds no points: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from error
 
 
 def _own_thresholds(config: PreTrainedConfig, labels: Sequence[str], place: Path) -> list[float] | None:

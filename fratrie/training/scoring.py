@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
 
+from fratrie.modeling.calibration import calibrate
+from fratrie.modeling.heads import SequenceClassifier
 from fratrie.pipelines.bulk import plan_batches
 
 from .batches import Collator
@@ -28,7 +30,9 @@ def predict_logits(
     progress: bool = False,
     collator: Collator | None = None,
 ) -> NDArray[np.float32]:
-    """Logits of every row, in the order of the rows, equal on all processes. Shape: (N, L)
+    """Logits of every row, calibrated as the config says, in the order of the rows, equal on all processes.
+
+    Shape: (N, L)
 
     Args:
         model: a classifier.
@@ -47,6 +51,9 @@ def predict_logits(
     batches = plan_batches([len(row["input_ids"]) for row in rows], batch_size)
     collator = collator or DataCollatorWithPadding(tokenizer)
     values, _ = predict(model, accelerator, cast(Dataset, rows), collator, batches, progress)
+    points = getattr(accelerator.unwrap_model(model).config, "label_calibration", None)
+    if points and not isinstance(accelerator.unwrap_model(model), SequenceClassifier):  # which calibrates by itself
+        values = calibrate(values, points)
     logits = values.numpy()
     if not np.isfinite(logits).all():
         row = int(np.argwhere(~np.isfinite(logits))[0][0])

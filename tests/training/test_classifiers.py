@@ -2,6 +2,7 @@ import io
 import json
 import sys
 
+import numpy as np
 import pytest
 import torch
 from huggingface_hub.utils import filter_repo_objects
@@ -28,6 +29,7 @@ from fratrie import (
 )
 from fratrie.training.classifiers import ClassifierHead, as_ours, load_classifier, new_classifier
 from fratrie.training.encoding import encode
+from fratrie.training.launch import open_inference
 from fratrie.training.layers import freeze_below, learning_rates
 from fratrie.training.metrics import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from fratrie.training.model_folders import (
@@ -37,6 +39,7 @@ from fratrie.training.model_folders import (
     load_config,
     load_tokenizer,
 )
+from fratrie.training.scoring import predict_logits
 from fratrie.training.tasks import Task
 
 SIZES = {
@@ -413,6 +416,25 @@ def test_a_config_that_cannot_be_is_named(classifier_folder, change, message):
     edit(classifier_folder / "config.json", **change)
     with pytest.raises(ValueError, match=message):
         load_classifier(classifier_folder)
+
+
+def test_logits_of_a_foreign_class_are_calibrated_and_its_points_checked(tmp_path):
+    """Our own classes calibrate by themselves, once."""
+    for config in (BertConfig(**SIZES), FratrieEncoderConfig(**SIZES)):
+        model, _ = new_classifier(config, SEVERAL, ClassifierHead())
+        model.save_pretrained(tmp_path)
+        tokenizer().save_pretrained(tmp_path)
+        logits = []
+        for points in (None, [[[0, 1], [1, 3]]] * 3):
+            edit(tmp_path / "config.json", label_calibration=points)
+            loaded, words, _ = load_classifier(tmp_path)
+            with open_inference() as accelerator:
+                logits.append(predict_logits(loaded, accelerator, encode(["a b"], loaded, words), words, 1))
+        np.testing.assert_allclose(logits[1], 1 + 2 * logits[0], rtol=1e-5)
+    for points in ([[[0, 1], [1, 3]]], [[[0, 1], [0, 3]]] * 3, [1, 2, 3], "high"):
+        edit(tmp_path / "config.json", label_calibration=points)
+        with pytest.raises(ValueError, match=r"config\.json: .*calibration"):
+            load_classifier(tmp_path)
 
 
 def test_thresholds_of_a_foreign_config_are_put_in_order_and_checked(tmp_path):
