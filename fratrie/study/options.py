@@ -1,0 +1,62 @@
+"""The options of a study's protocol."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fratrie.training.options import check_ranges
+
+CLASSICAL = ("logistic_regression", "gradient_boosting", "random_forest", "linear_svc", "kernel_svc")
+PARTS = ("classical", "finetuning", "learning_curve", "errors", "words")
+Part = Literal["classical", "finetuning", "learning_curve", "errors", "words"]
+
+
+@dataclass(kw_only=True)
+class ProtocolOptions:
+    """What a study compares and how, for `HfArgumentParser`."""
+
+    folds: int = field(default=5, metadata={"help": "Folds of the cross-validation over respondents."})
+    seed: int = field(default=0, metadata={"help": "Of splits, draws, weights and the order of sentences."})
+    methods: list[str] = field(
+        default_factory=lambda: list(CLASSICAL), metadata={"help": f"Classical methods, of: {', '.join(CLASSICAL)}."}
+    )
+    depths: list[int] = field(
+        default_factory=lambda: [0, 1, 2, 3, 6, 12],
+        metadata={"help": "Numbers of trained layers to choose from, from the top; those that the encoder has count."},
+    )
+    learning_rates: list[float] = field(
+        default_factory=lambda: [2e-4, 4e-4, 8e-4], metadata={"help": "Rates to choose from, at the depth chosen."}
+    )
+    epochs: list[int] = field(
+        default_factory=lambda: [5, 10, 15], metadata={"help": "Epochs to choose from, at the depth and rate chosen."}
+    )
+    seeds: int = field(default=3, metadata={"help": "Final models, whose scores on test are averaged."})
+    calibration: Literal["temperature", "isotonic", "none"] = field(
+        default="temperature", metadata={"help": "How probabilities are fitted to frequencies, out of fold."}
+    )
+    curve_sizes: list[int] = field(
+        default_factory=lambda: [100, 200, 400, 800],
+        metadata={"help": "Sentences to learn from in the learning curve, beside all of them."},
+    )
+    curve_draws: int = field(default=3, metadata={"help": "Draws of each size in the learning curve."})
+    words_per_label: int = field(default=3, metadata={"help": "Sentences per label whose words are weighed."})
+    leave_out: list[Part] = field(
+        default_factory=list, metadata={"help": f"Parts of the study to leave out, of: {', '.join(PARTS)}."}
+    )
+    processes: int | None = field(
+        default=None, metadata={"help": "Folds trained side by side; by default as many as cores and memory allow."}
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse impossible values.
+
+        Raises:
+            ValueError: names the option, its value and the way out.
+        """
+        ranges = {"folds": (2, 100), "seed": (0, 2**31 - 1), "depths": (0, 1000), "learning_rates": (1e-9, 1)}
+        check_ranges(self, ranges | {"epochs": (1, 1000), "seeds": (1, 100), "curve_sizes": (2, 10**9)})
+        check_ranges(self, {"curve_draws": (1, 100), "words_per_label": (1, 100), "processes": (1, 256)})
+        for name, known in (("methods", CLASSICAL), ("leave_out", PARTS)):
+            if wrong := [each for each in getattr(self, name) if each not in known]:
+                raise ValueError(f"{name}: {wrong[0]!r} is not one of {', '.join(known)}")
+        if not self.methods and "classical" not in self.leave_out:
+            raise ValueError("methods: none is given; name some, or say --leave_out classical")
