@@ -1,4 +1,4 @@
-"""What the steps of a study have found, kept in files as each of them ends, so that a study goes on where it stopped."""
+"""What the steps of a study have found, each kept in a file as it ends, so that a study goes on where it stopped."""
 
 import logging
 import time
@@ -33,7 +33,7 @@ class Journal:
             write_json(file, origin)
         elif changed := differences(read_json(file), origin):
             raise ValueError(
-                f"{folder} holds the steps of a study with other {', '.join(changed)}: choose another --output_dir, or "
+                f"{folder} holds the steps of another study ({'; '.join(changed)}): choose another --output_dir, or "
                 "begin anew with --overwrite_output_dir"
             )
 

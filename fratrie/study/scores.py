@@ -27,7 +27,7 @@ def decisions(logits: NDArray[Any], task: Task, thresholds: Sequence[float] | No
 
 
 def score(predictions_SNL: NDArray[np.int64], test: Sentences, labels: Sequence[str]) -> Scores:
-    """Scores of several runs, averaged, with `f1_interval` by label and `macro_f1_interval` over respondents (95 %)."""
+    """Scores of several runs, averaged, with 95 % intervals over respondents: `f1_interval`, `macro_f1_interval`."""
     scores = _mean([multilabel_scores(run, test.labels, labels) for run in predictions_SNL])
     by_label, macro = f1_intervals(predictions_SNL, test.labels, respondents(test), labels)
     return scores | {"f1_interval": by_label, "macro_f1_interval": macro}

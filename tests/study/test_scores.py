@@ -15,7 +15,7 @@ def test_decisions_by_thresholds_or_by_the_most_probable_label():
     assert decisions(logits, task).tolist() == [[0, 1, 0], [1, 1, 0]]
     assert decisions(np.stack([logits, -logits]), task, [0.4, 0.8, 0.5]).tolist() == [
         [[1, 0, 0], [1, 1, 0]],
-        [[1, 0, 0], [0, 0, 1]],
+        [[1, 0, 1], [0, 0, 1]],
     ]
     assert decisions(logits, Task(SINGLE_LABEL, LABELS)).tolist() == [[0, 1, 0], [0, 1, 0]]
 
