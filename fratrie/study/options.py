@@ -23,11 +23,13 @@ class ProtocolOptions:
         default_factory=lambda: [0, 1, 2, 3, 6, 12],
         metadata={"help": "Numbers of trained layers to choose from, from the top; those that the encoder has count."},
     )
-    learning_rates: list[float] = field(
-        default_factory=lambda: [2e-4, 4e-4, 8e-4], metadata={"help": "Rates to choose from, at the depth chosen."}
+    learning_rate: float = field(default=4e-4, metadata={"help": "Peak rate of the top layer, to compare depths at."})
+    epochs: int = field(default=10, metadata={"help": "Passes over the sentences, to compare depths at."})
+    rate_factors: list[float] = field(
+        default_factory=lambda: [0.5, 2.0], metadata={"help": "Further rates, times the first, at the depth chosen."}
     )
-    epochs: list[int] = field(
-        default_factory=lambda: [5, 10, 15], metadata={"help": "Epochs to choose from, at the depth and rate chosen."}
+    other_epochs: list[int] = field(
+        default_factory=lambda: [15], metadata={"help": "Further numbers of epochs, at the depth and rate chosen."}
     )
     seeds: int = field(default=3, metadata={"help": "Final models, whose scores on test are averaged."})
     calibration: Literal["temperature", "isotonic", "none"] = field(
@@ -52,8 +54,9 @@ class ProtocolOptions:
         Raises:
             ValueError: names the option, its value and the way out.
         """
-        ranges = {"folds": (2, 100), "seed": (0, 2**31 - 1), "depths": (0, 1000), "learning_rates": (1e-9, 1)}
-        check_ranges(self, ranges | {"epochs": (1, 1000), "seeds": (1, 100), "curve_sizes": (2, 10**9)})
+        ranges = {"folds": (2, 100), "seed": (0, 2**31 - 1), "depths": (0, 1000), "learning_rate": (1e-9, 1)}
+        check_ranges(self, ranges | {"rate_factors": (1e-6, 1e6), "epochs": (1, 1000), "other_epochs": (1, 1000)})
+        check_ranges(self, {"seeds": (1, 100), "curve_sizes": (2, 10**9)})
         check_ranges(self, {"curve_draws": (1, 100), "words_per_label": (1, 100), "processes": (1, 256)})
         for name, known in (("methods", CLASSICAL), ("leave_out", PARTS)):
             if wrong := [each for each in getattr(self, name) if each not in known]:

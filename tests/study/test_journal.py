@@ -1,5 +1,6 @@
 import json
 
+import numpy as np
 import pytest
 
 from fratrie.study.journal import Journal
@@ -31,3 +32,16 @@ def test_a_step_that_fails_leaves_nothing_and_another_study_is_refused(tmp_path)
     (tmp_path / "a.json").write_text(json.dumps([1]))
     with pytest.raises(ValueError, match=r"a\.json must hold a JSON object"):
         journal.read("a")
+
+
+def test_fits_are_kept_to_the_bit_by_key(tmp_path):
+    fits = Journal(tmp_path, {}).fits("search")
+    logits = np.random.default_rng(0).normal(size=(3, 2)).astype(np.float32)
+    fits.keep((1, 4e-4, 10, 0), logits, 1.25)
+    fits.keep(7, -logits, 2.0)
+    known = Journal(tmp_path, {}).fits("search")
+    assert set(known) == {(1, 4e-4, 10, 0), 7} and len(known) == 2 and (1, 4e-4, 10, 1) not in known
+    got, seconds = known[1, 4e-4, 10, 0]
+    np.testing.assert_array_equal(got, logits)
+    assert got.dtype == np.float32 and seconds == 1.2
+    assert Journal(tmp_path, {}).seconds() == {} and not Journal(tmp_path, {}).fits("curve")

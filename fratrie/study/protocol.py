@@ -1,0 +1,283 @@
+"""The steps of a study, in order, and what each of them adds to the results.
+
+Everything is chosen on train: settings by cross-validation over respondents, calibration and thresholds on the labels
+that models gave to sentences which they had not learnt. Test is labelled once, by what was chosen.
+
+Shapes: S seeds, N sentences, L labels.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fratrie.checkpoints import CONFIG, read_json
+from fratrie.files import write_json
+from fratrie.training.classifiers import load_classifier
+from fratrie.training.metrics import MULTI_LABEL, probabilities
+
+from . import errors
+from .calibration import calibrated, compare_calibration, learn_points, learn_thresholds, temperatures
+from .classical import score_classical
+from .data import StudyData, folds_of
+from .finetuning import Recipe, Setting, finetune, finetuned_probabilities, search
+from .journal import Journal
+from .learning_curve import classical_curve, subsets
+from .options import ProtocolOptions
+from .progress import Progress
+from .scores import compare_with_classical, decisions, score
+from .words import words_for_labels
+
+Results = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study under way.
+
+    Attributes:
+        data: sentences of train and test.
+        options: of the protocol.
+        encoder: folder of the pretrained encoder.
+        models: folder of the final models, one folder below it for each seed.
+        journal: keeps what each step found.
+        progress: tells how far a step is.
+    """
+
+    data: StudyData
+    options: ProtocolOptions
+    encoder: Path
+    models: Path
+    journal: Journal
+    progress: Progress
+
+    def run(self) -> Results:
+        """Take all steps that are not left out, each once.
+
+        Returns:
+            What they found by the keys of results.json: `classical`, `search`, `finetuned`, `calibration`,
+            `learning_curve`, `errors` and `words`; `None` for what was left out.
+        """
+        return {
+            "classical": self._found("classical", lambda: _without_predictions(self.classical)),
+            "search": self._found("finetuning", lambda: {name: self.search[name] for name in ("tried", "chosen")}),
+            "finetuned": self._found("finetuning", self._finetuned),
+            "calibration": self._found("finetuning", self._calibration),
+            "learning_curve": self._found("learning_curve", self._learning_curve),
+            "errors": self._found("errors", self._errors),
+            "words": self._found("words", self._words),
+        }
+
+    def _found(self, part: str, find: Any) -> Any:
+        needs_models = part in ("errors", "words")
+        left_out = {part, "finetuning"} if needs_models else {part}
+        return None if left_out & set(self.options.leave_out) else find()
+
+    @cached_property
+    def folds(self) -> list[Any]:
+        """Of the cross-validation, the same for all methods."""
+        return folds_of(self.data.train, self.options.folds, self.options.seed)
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """What the search tries."""
+        own = self.options
+        return Recipe(
+            depths=own.depths,
+            learning_rate=own.learning_rate,
+            epochs=own.epochs,
+            rate_factors=own.rate_factors,
+            other_epochs=own.other_epochs,
+            max_length=own.max_length,
+        )
+
+    @cached_property
+    def classical(self) -> dict[str, Any]:
+        """By method and features: parameters, scores and predictions on test."""
+        return score_classical(self.data, self.encoder, self.folds, self.options, self.journal, self.progress)
+
+    @cached_property
+    def search(self) -> dict[str, Any]:
+        """What `fratrie.study.finetuning.search` found, its logits as lists."""
+        return self.journal.step("search", self._search)
+
+    def _search(self) -> dict[str, Any]:
+        known = self.journal.fits("fold")
+        found = search(
+            self.data,
+            self.encoder,
+            self.folds,
+            self.recipe,
+            seed=self.options.seed,
+            workers=self.options.processes,
+            known=known,
+            keep=known.keep,
+            progress=self.progress.of("search"),
+        )
+        return found | {"out_of_fold_logits": found["out_of_fold_logits"].tolist()}
+
+    @cached_property
+    def setting(self) -> Setting:
+        """What the search has chosen."""
+        chosen = self.search["chosen"]
+        return Setting(chosen["depth"], chosen["learning_rate"], chosen["epochs"])
+
+    @cached_property
+    def seeds(self) -> list[int]:
+        """Of the final models."""
+        return [self.options.seed + number for number in range(self.options.seeds)]
+
+    @cached_property
+    def raw_logits_SNL(self) -> NDArray[np.float64]:
+        """Logits of test before calibration, by the final models."""
+        folders = {seed: self.models / f"seed{seed}" for seed in self.seeds}
+        name = "-".join(map(str, ("models", *vars(self.setting).values(), len(self.seeds))))
+        progress = self.progress.of("models")
+        return np.array(
+            self.journal.step(
+                name,
+                lambda: finetune(
+                    *(self.data, self.encoder, self.setting, folders, self.recipe),
+                    workers=self.options.processes,
+                    progress=progress,
+                ).tolist(),
+            )
+        )
+
+    @cached_property
+    def out_of_fold_logits_NL(self) -> NDArray[np.float64]:
+        """Logits of train by models that had not seen its sentences, calibrated."""
+        return calibrated(np.array(self.search["out_of_fold_logits"]), self.points)
+
+    @cached_property
+    def points(self) -> Any:
+        """Of the calibration."""
+        raw_NL = np.array(self.search["out_of_fold_logits"])
+        return learn_points(raw_NL, self.data.train.labels, self.options.calibration, self.data.task.problem_type)
+
+    @cached_property
+    def thresholds(self) -> list[float] | None:
+        """Of the labels, for several labels per sentence."""
+        if self.data.task.problem_type != MULTI_LABEL:
+            return None
+        values_NL = probabilities(self.out_of_fold_logits_NL, MULTI_LABEL)
+        return learn_thresholds(values_NL, self.data.train.labels, self.folds)
+
+    @cached_property
+    def logits_SNL(self) -> NDArray[np.float64]:
+        """Logits of test, calibrated."""
+        return np.stack([calibrated(logits_NL, self.points) for logits_NL in self.raw_logits_SNL])
+
+    @cached_property
+    def predictions_SNL(self) -> NDArray[np.int64]:
+        """Decisions about test."""
+        return decisions(self.logits_SNL, self.data.task, self.thresholds)
+
+    def _finetuned(self) -> Results:
+        for seed in self.seeds[: len(self.raw_logits_SNL)]:
+            _write_decisions(self.models / f"seed{seed}", self.points, self.thresholds)
+        labels, test = self.data.task.labels, self.data.test
+        uncalibrated_SNL = decisions(self.raw_logits_SNL, self.data.task)
+        classical = {} if "classical" in self.options.leave_out else self.classical
+        baselines = {
+            f"{method} {features}": np.array(found["predictions"])
+            for method, by_features in classical.items()
+            for features, found in by_features.items()
+        }
+        return {
+            "seeds": self.seeds,
+            "test": score(self.predictions_SNL, test, labels),
+            "test_by_seed": [score(run[None], test, labels)["macro_f1"] for run in self.predictions_SNL],
+            "uncalibrated_test": score(uncalibrated_SNL, test, labels),
+            "comparison": compare_with_classical(self.predictions_SNL, baselines, test, labels) if baselines else None,
+        }
+
+    def _calibration(self) -> Results:
+        labels, test, method = self.data.task.labels, self.data.test, self.options.calibration
+        # The decisions of all seeds together: a bin then holds more of them.
+        truth_NL = np.concatenate([test.labels] * len(self.seeds))
+        before_NL, after_NL = np.concatenate(self.raw_logits_SNL), np.concatenate(self.logits_SNL)
+        return {
+            "method": method,
+            "thresholds": dict(zip(labels, self.thresholds, strict=True)) if self.thresholds else None,
+            "temperatures": dict(zip(labels, temperatures(self.points), strict=True))
+            if method == "temperature"
+            else {},
+            **compare_calibration(before_NL, after_NL, truth_NL, labels, self.data.task.problem_type),
+        }
+
+    def _learning_curve(self) -> Results:
+        own = self.options
+        whole = len(self.data.train.texts)
+        sizes = [size for size in own.curve_sizes if size < whole]
+        parts = subsets(self.data.train, sizes, own.curve_draws, own.seed)  # [size][draw] → rows
+        methods = {}
+        if "classical" not in own.leave_out:
+            methods |= self.journal.step("curve-classical", lambda: classical_curve(self.data, self.classical, parts))
+        if "finetuning" not in own.leave_out:
+            methods["finetuned"] = self._finetuned_curve(parts)
+        return {"sizes": [*sizes, whole], "draws": own.curve_draws, "methods": methods}
+
+    def _finetuned_curve(self, parts: Sequence[Sequence[NDArray[np.int64]]]) -> list[list[float]]:
+        known = self.journal.fits("curve")
+        values_PNL = finetuned_probabilities(
+            *(self.data, self.encoder, self.setting, [rows for draws in parts for rows in draws], self.recipe),
+            seed=self.options.seed,
+            workers=self.options.processes,
+            known=known,
+            keep=known.keep,
+            progress=self.progress.of("learning curve"),
+        )
+        labels, test = self.data.task.labels, self.data.test
+        logits_PNL = np.log(values_PNL) - np.log1p(-values_PNL)
+        found = [score(run[None], test, labels)["macro_f1"] for run in decisions(logits_PNL, self.data.task)]
+        by_size = [found[start : start + len(draws)] for start, draws in enumerate(parts)]
+        return by_size
+
+    def _errors(self) -> Results:
+        task, train, test = self.data.task, self.data.train, self.data.test
+        values_NL = probabilities(self.logits_SNL[0], task.problem_type)
+        predicted_NL, out_of_fold_NL = (
+            self.predictions_SNL[0],
+            probabilities(self.out_of_fold_logits_NL, task.problem_type),
+        )
+        return {
+            "confusion": errors.confusion(predicted_NL, test.labels, task.labels),
+            "confident": errors.confident_errors(values_NL, predicted_NL, test.labels, test, task.labels),
+            "label_issues": errors.label_issues(
+                out_of_fold_NL, train.labels, train, task.labels, problem_type=task.problem_type
+            ),
+        }
+
+    def _words(self) -> Results:
+        values_NL = probabilities(self.logits_SNL[0], self.data.task.problem_type)
+
+        def find() -> Results:
+            model, tokenizer, task = load_classifier(self.models / f"seed{self.seeds[0]}")
+            number = self.options.words_per_label
+            return words_for_labels(model, tokenizer, self.data.test, task, values_NL, self.predictions_SNL[0], number)
+
+        return self.journal.step("words", find)
+
+
+def _without_predictions(classical: dict[str, Any]) -> Results:
+    return {
+        method: {
+            features: {name: value for name, value in found.items() if name != "predictions"}
+            for features, found in by_features.items()
+        }
+        for method, by_features in classical.items()
+    }
+
+
+def _write_decisions(folder: Path, points: Any, thresholds: list[float] | None) -> None:
+    """Let a saved model decide as the study found best."""
+    file = folder / CONFIG
+    config = read_json(file)
+    wanted = config | {"label_calibration": points, "label_thresholds": thresholds}
+    if config != wanted:
+        write_json(file, wanted)
