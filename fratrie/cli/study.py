@@ -33,7 +33,14 @@ from fratrie.study.report import PUBLISHED, write_report
 from fratrie.training.baselines import Sentences
 from fratrie.training.classifiers import as_ours
 from fratrie.training.fingerprint import digest_of, fingerprint_files
-from fratrie.training.model_card import describe_hardware, launch_command
+from fratrie.training.metrics import markdown_code
+from fratrie.training.model_card import (
+    CardFacts,
+    classification_tables,
+    describe_hardware,
+    launch_command,
+    write_model_card,
+)
 from fratrie.training.model_folders import check_checkpoint, load_config, load_tokenizer
 from fratrie.training.tasks import task_of
 
@@ -93,6 +100,9 @@ def _study(options: StudyOptions, folder: Path) -> None:
         **found,
         "published": PUBLISHED if options.train_file is None else None,
     }
+    if found["finetuned"]:
+        for seed in study.seeds:
+            write_model_card(_card(options, results, seed), folder / MODELS / f"seed{seed}")
     write_json(folder / RESULTS, results)
     write_report(results, folder)
     print(f"{folder / 'report.html'} tells what was found")
@@ -156,6 +166,33 @@ def _facts(options: StudyOptions, data: StudyData, encoder: Path, journal: Journ
         "layers": config.num_hidden_layers,
         "parameters": model.num_parameters(),
     }
+
+
+def _card(options: StudyOptions, results: dict[str, Any], seed: int) -> CardFacts:
+    study, data, calibration = (results[name] for name in ("study", "data", "calibration"))
+    labels = ", ".join(map(markdown_code, data["labels"]))
+    scores = results["finetuned"]["test"]
+    chosen = {name: results["search"]["chosen"][name] for name in ("depth", "learning_rate", "epochs")}
+    limits = [
+        f"The scores are the mean of {len(results['finetuned']['seeds'])} models; this is that of seed {seed}.",
+        f"Its logits are calibrated ({calibration['method']}) and its thresholds chosen on sentences of train that a "
+        "model had not seen.",
+    ]
+    return CardFacts(
+        name=f"{Path(options.output_dir).resolve().name}, seed {seed}",
+        task="text-classification",
+        summary=f"{study['model']}, fine-tuned in a study to label sentences with: {labels}. The report of the study "
+        "says how its setting was chosen.",
+        data=f"{markdown_code(data['source'])}: {data['parts']['train']['sentences']} train and "
+        f"{data['parts']['test']['sentences']} test texts.",
+        tables=classification_tables({"test": scores}),
+        arguments=asdict(options) | {"chosen": chosen},
+        seconds=sum(seconds for step, seconds in study["seconds"].items() if step.startswith("models")),
+        limits=limits,
+        language="fr" if data["shipped"] else None,
+        dataset="family_relations" if data["shipped"] else None,
+        scores=scores,
+    )
 
 
 def _facts_of_data(options: StudyOptions, data: StudyData, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:

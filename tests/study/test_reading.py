@@ -1,0 +1,68 @@
+import numpy as np
+import pytest
+
+from fratrie.study.reading import StudyDataOptions, read_study, second_annotations
+from fratrie.training.metrics import MULTI_LABEL
+from fratrie.training.tasks import task_of
+
+ROWS = [
+    ("un", "a", "a", "x"),
+    ("deux", "a b", "b", "x"),
+    ("trois", "b", "", "y"),
+    ("quatre", "", "[]", "y"),
+    ("cinq", "a b", "", "z"),
+]
+SEED = 3  # draws y
+
+
+def write(path, rows, header="text,labels,second,respondent"):
+    path.write_text("\n".join([header, *(",".join(map(str, row)) for row in rows)]) + "\n", encoding="utf-8")
+    return str(path)
+
+
+def test_whole_respondents_are_kept_for_the_test_and_second_labels_stay_with_their_rows(tmp_path):
+    options = StudyDataOptions(
+        train_file=write(tmp_path / "a.csv", ROWS), test_size=0.3, second_label_column="second", label_names=["a", "b"]
+    )
+    parts = read_study(options, seed=SEED)
+    speakers = {part: sorted(set(rows["respondent"])) for part, rows in parts.items()}
+    assert speakers == {"train": ["x", "z"], "test": ["y"]}
+    task = task_of(parts["train"].features)
+    assert (task.problem_type, task.labels) == (MULTI_LABEL, ["a", "b"])
+    found = second_annotations(parts, 2)
+    texts = [*parts["train"]["text"], *parts["test"]["text"]]
+    expected = {"un": [1, 0], "deux": [0, 1], "trois": None, "quatre": [0, 0], "cinq": None}
+    assert [None if row is None else row.tolist() for row in found] == [expected[text] for text in texts]
+    assert all(row is None or row.dtype == np.int64 for row in found)
+
+
+def test_a_test_file_has_its_own_second_labels(tmp_path):
+    train, test = write(tmp_path / "a.csv", ROWS), write(tmp_path / "b.csv", [("six", "b", "a b", "w")])
+    parts = read_study(StudyDataOptions(train_file=train, test_file=test, second_label_column="second"), seed=0)
+    assert len(parts["train"]) == 5 and parts["test"]["text"][:] == ["six"]
+    assert second_annotations(parts, 2)[-1].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("rows", "changes", "message"),
+    [
+        (ROWS, {"second_label_column": "third"}, "no column 'third'"),
+        ([*ROWS, ("six", "a", "z", "w")], {"second_label_column": "second"}, r"row 6: unknown label 'z'"),
+        (ROWS, {"problem_type": "regression", "label_column": "respondent", "group_column": "labels"}, "use fratrie"),
+        (ROWS, {"label_names": ["a", "b", "c"]}, "no training text carries the label 'c'"),
+        (ROWS[:2], {}, "two respondents or more"),
+    ],
+)
+def test_what_cannot_be_studied_is_named(tmp_path, rows, changes, message):
+    options = StudyDataOptions(train_file=write(tmp_path / "a.csv", rows), test_size=0.3, **changes)
+    with pytest.raises(ValueError, match=message):
+        read_study(options, seed=SEED)
+
+
+def test_options_of_the_shipped_corpus():
+    parts = read_study(StudyDataOptions(), seed=0)
+    assert {name: len(part) for name, part in parts.items()} == {"train": 1318, "test": 330}
+    with pytest.raises(ValueError, match="second_label_column='x': the shipped corpus has none"):
+        StudyDataOptions(second_label_column="x")
+    with pytest.raises(ValueError, match="test_size=1 must lie between"):
+        StudyDataOptions(test_size=1)
