@@ -49,9 +49,9 @@ def read_study(options: StudyDataOptions, seed: int) -> DatasetDict:
             in train.
         OSError: a file is missing or cannot be read.
     """
-    parts = read_parts(options)
-    if task_of(parts["train"].features).problem_type == REGRESSION:
+    if options.problem_type == REGRESSION:
         raise ValueError("a study is about labels, and these are real values: use fratrie finetune")
+    parts = read_parts(options)
     if options.second_label_column:
         task = task_of(parts["train"].features)
         for part, file in (("train", options.train_file), ("test", options.test_file)):
