@@ -3,7 +3,7 @@
 Sentences of one respondent resemble each other, so whole respondents are drawn, with replacement. Draws depend on
 the seed and the respondents alone: two methods scored on the same sentences are compared draw by draw.
 
-Shapes: S runs (seeds) of a method, N samples, L labels, R draws.
+Shapes: S runs (seeds) of a method, N samples, L labels, G groups, R draws.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -44,11 +44,24 @@ def bootstrap_f1(
         )
     if not len(truth) or not np.isin(truth, (0, 1)).all() or not np.isin(np.asarray(predictions), (0, 1)).all():
         raise ValueError("predictions and references must be indicators, 0 or 1, of one sample or more")
-    names = {name: index for index, name in enumerate(sorted(set(groups), key=str))}
-    member = np.arange(len(names))[:, None] == np.array([names[name] for name in groups])
-    drawn = np.random.default_rng(seed).multinomial(len(names), np.full(len(names), 1 / len(names)), size=draws)
+    place, drawn = draw_groups(groups, draws, seed)
+    member = np.arange(drawn.shape[1])[:, None] == place
     scores = [_f1(drawn @ (member @ (run * truth)), drawn @ (member @ (run + truth))) for run in runs]
     return _with_macro(np.mean(scores, axis=0), drawn @ (member @ truth))
+
+
+def draw_groups(
+    groups: Sequence[Hashable], draws: int = 2000, seed: int = 0
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Draw as many groups as there are, with replacement, R times.
+
+    Returns:
+        The place of each sample's group among the G groups, shape (N,), and how often each draw holds each group,
+        shape (R, G).
+    """
+    places = {name: place for place, name in enumerate(sorted(set(groups), key=str))}
+    drawn = np.random.default_rng(seed).multinomial(len(places), np.full(len(places), 1 / len(places)), size=draws)
+    return np.array([places[name] for name in groups]), drawn
 
 
 def f1_intervals(
@@ -58,11 +71,12 @@ def f1_intervals(
 
     A label has the interval of the draws that hold it, `None` where none does (see `bootstrap_f1`).
     """
-    *by_label, macro = map(_interval, bootstrap_f1(predictions, references, groups).T)
+    *by_label, macro = map(percentile_interval, bootstrap_f1(predictions, references, groups).T)
     return dict(zip(labels, by_label, strict=True)), macro
 
 
-def _interval(draws: NDArray[np.float64]) -> list[float] | None:
+def percentile_interval(draws: NDArray[np.float64]) -> list[float] | None:
+    """The 95 % percentile interval `[low, high]` of the draws that are not NaN, `None` where all are."""
     counted = draws[~np.isnan(draws)]
     return np.quantile(counted, [0.025, 0.975]).tolist() if len(counted) else None
 
@@ -122,7 +136,7 @@ def compare(
     best = 1 + points[1:].argmax(0)
     columns = range(len(best))
     differences = sampled[0] - sampled[best, :, columns].T
-    ends, apart = ([_interval(values) for values in table.T] for table in (sampled[0], differences))
+    ends, apart = ([percentile_interval(values) for values in table.T] for table in (sampled[0], differences))
     names = list(baselines)
     return {
         name: {
