@@ -5,7 +5,9 @@ from typing import Literal
 
 from fratrie.training.options import check_ranges
 
-CLASSICAL = ("logistic_regression", "gradient_boosting", "random_forest", "linear_svc", "kernel_svc")
+from .classical import CLASSICAL_METHODS
+
+CLASSICAL = tuple(CLASSICAL_METHODS)
 PARTS = ("classical", "finetuning", "learning_curve", "errors", "words")
 Part = Literal["classical", "finetuning", "learning_curve", "errors", "words"]
 

@@ -6,6 +6,7 @@ that models gave to sentences which they had not learnt. Test is labelled once, 
 Shapes: S seeds, N sentences, L labels.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -100,7 +101,13 @@ class Study:
     @cached_property
     def classical(self) -> dict[str, Any]:
         """By method and features: parameters, scores and predictions on test."""
-        return score_classical(self.data, self.encoder, self.folds, self.options, self.journal, self.progress)
+        return score_classical(
+            *(self.data, self.encoder, self.folds, self.options.methods),
+            seed=self.options.seed,
+            jobs=self.options.processes or os.cpu_count() or 1,
+            step=self.journal.step,
+            progress=self.progress.of("classical methods"),
+        )
 
     @cached_property
     def search(self) -> dict[str, Any]:
