@@ -108,6 +108,7 @@ def train(
     learning_rates: Mapping[str, float] | None = None,
     compared: Mapping[str, Any] | None = None,
     context: Context | None = None,
+    save: bool = True,
 ) -> TrainingResult:
     """Train `model` in place and save it, with its tokenizer, in `options.output_dir`.
 
@@ -131,6 +132,7 @@ def train(
         compared: what else decides the course of the run or the choice of its best checkpoint, such as a fingerprint
             of the validation data. A resumed run must have all of it, and all rows, as before.
         context: of `open_context`, where several processes hold a part of every row; evaluation has whole rows.
+        save: `False` writes nothing into `options.output_dir`: the trained model is the caller's alone.
 
     At the end the model has the best weights, by `metric_for_best_model`, or without that the last ones. They are
     saved, with the model's code where `options.export_code` asks for it or the model came with it; checkpoints other
@@ -148,6 +150,8 @@ def train(
     """
     if options.eval_strategy != "no" and evaluate is None and options.metric_for_best_model is not None:
         raise ValueError(f"metric_for_best_model={options.metric_for_best_model!r} needs an evaluation")
+    if not save and (options.save_steps or options.metric_for_best_model or options.resume_from_checkpoint):
+        raise ValueError("checkpoints, and the best of them, need save=True; or set save_steps=0 and no metric")
     with_code = takes_code(model, options.export_code)
     with sole_use(Path(options.output_dir), accelerator):
         resumed_from, saved = _find_start(Path(options.output_dir), options)
@@ -160,7 +164,7 @@ def train(
         now |= {"tokenizer": fingerprint_tokenizer(tokenizer), **json.loads(json.dumps(compared or {}, default=str))}
         if resumed_from and saved:
             _check_same_run(saved, now, resumed_from)
-        run = _Run(model, options, accelerator, batches, now, tokenizer, evaluate, run_config or {}, context)
+        run = _Run(model, options, accelerator, batches, now, tokenizer, evaluate, run_config or {}, context, save)
         run.open(resumed_from, saved, learning_rates)
         return run.train(with_code)
 
@@ -304,8 +308,10 @@ class _Run:
         evaluate: Evaluator | None,
         run_config: dict[str, Any],
         context: Context,
+        save: bool,
     ) -> None:
         self.options, self.accelerator, self.batches, self.context = options, accelerator, batches, context
+        self.saves = save
         self.fingerprint, self.tokenizer, self.evaluate = fingerprint, tokenizer, evaluate
         self.run_config, self.stop, self.has_begun = run_config, StopRequest(), False
         self.opened, self.earlier_seconds = time.perf_counter(), 0.0
@@ -354,7 +360,8 @@ class _Run:
                 self._begin()
                 result = self._finish(with_code)
                 if number := self._asked_to_stop():
-                    raise Stopped(number, f"the model is saved in {self.folder}, without its scores{self._way_on()}")
+                    where = f"the model is saved in {self.folder}, without its scores{self._way_on()}"
+                    raise Stopped(number, where if self.saves else "")
                 return result
         finally:
             for tracker in self.accelerator.trackers * self.has_begun:
@@ -381,7 +388,7 @@ class _Run:
         """With the first step taken, what the run needs is known to be there: an earlier run may go."""
         if self.has_begun:
             return
-        if self.accelerator.is_main_process:
+        if self.saves and self.accelerator.is_main_process:
             if self.options.overwrite_output_dir and not self.saved:
                 checkpoint.remove_checkpoints(self.folder, keep_last=0)
                 for log in (self.folder / LOG_FOLDER).glob("events.out.tfevents.*"):
@@ -407,11 +414,11 @@ class _Run:
     def _leave(self) -> NoReturn:
         """Save after the step and before its evaluation, which may be long; the resumed run catches up on it."""
         self.state.cut_short = True
-        self._save(at_least=1)
-        raise Stopped(
-            self._asked_to_stop(),
-            f"step {self.state.step} is saved in {self.saved}{self._way_on()}",
-        )
+        where = ""
+        if self.saves:
+            self._save(at_least=1)
+            where = f"step {self.state.step} is saved in {self.saved}{self._way_on()}"
+        raise Stopped(self._asked_to_stop(), where)
 
     def _way_on(self) -> str:
         any_saved = checkpoint.list_checkpoints(self.folder)
@@ -590,10 +597,8 @@ class _Run:
         if state.best_step is not None:
             best = self.folder / f"checkpoint-{state.best_step}"
             checkpoint.load_weights(self.model, best, self.accelerator)
-        checkpoint.save_final(self.folder, self.model, self.accelerator, self.tokenizer)
-        if with_code and self.accelerator.is_main_process:
-            export_code(self._bare_model(), self.folder)
-        self._delete_old_checkpoints()
+        if self.saves:
+            self._save_final(with_code)
         # Accelerate wraps forward for mixed precision; the caller gets its own model back.
         self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
         self.accelerator.free_memory()
@@ -607,3 +612,9 @@ class _Run:
             seconds=round(self._seconds(), 2),
             history=state.history,
         )
+
+    def _save_final(self, with_code: bool) -> None:
+        checkpoint.save_final(self.folder, self.model, self.accelerator, self.tokenizer)
+        if with_code and self.accelerator.is_main_process:
+            export_code(self._bare_model(), self.folder)
+        self._delete_old_checkpoints()
