@@ -353,7 +353,10 @@ def _open_trainers(corpus: _Corpus, number: int | None, progress: Progress | Non
     if number is None:  # a GPU has room for one
         number = 1 if torch.accelerator.is_available() else number_of_workers(corpus.bytes_of_training)
     done = multiprocessing.get_context("spawn").Value("d", 0.0)
-    with tempfile.TemporaryDirectory() as folder, open_workers(number, _prepare, corpus, done, Path(folder)) as workers:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        open_workers(number, _prepare, corpus, done, Path(folder)) as workers,
+    ):
         yield _Trainers(workers, done, progress)
 
 
