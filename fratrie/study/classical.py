@@ -35,8 +35,8 @@ CLASSICAL_METHODS: dict[str, Method] = {
     # By stochastic descent: on words, coordinate descent knows no elastic net, and SAGA takes minutes to converge.
     "logistic_regression": Method(
         SGDClassifier(loss="log_loss", penalty="elasticnet", class_weight="balanced"),
-        words={"alpha": [1e-4, 3e-4, 1e-3], "l1_ratio": [0.05, 0.15, 0.5]},
-        states={"alpha": [3e-3, 1e-2, 3e-2, 1e-1], "l1_ratio": [0.05, 0.15, 0.5]},
+        words={"alpha": [3e-5, 1e-4, 3e-4], "l1_ratio": [0.15, 0.5, 0.9]},
+        states={"alpha": [1e-3, 3e-3, 1e-2, 3e-2], "l1_ratio": [0.15, 0.5, 0.9]},
     ),
     "gradient_boosting": Method(
         HistGradientBoostingClassifier(class_weight="balanced", max_iter=60, learning_rate=0.2, early_stopping=False),
@@ -52,7 +52,7 @@ CLASSICAL_METHODS: dict[str, Method] = {
     "linear_svc": BASELINES["linear_svc"],
     "kernel_svc": Method(
         SVC(kernel="precomputed", class_weight="balanced"),
-        words={"C": [0.3, 1.0, 3.0, 10.0]},
+        words={"C": [0.03, 0.1, 0.3, 1.0, 3.0]},
         states={"C": [0.3, 1.0, 3.0, 10.0]},
         by_kernel=True,
     ),
@@ -83,6 +83,12 @@ def pooled_states(encoder: str | os.PathLike[str], texts: Sequence[str]) -> NDAr
     return states_ND
 
 
+def inputs_of(features: str, data: StudyData, encoder: str | os.PathLike[str]) -> Sequence[Inputs]:
+    """What methods read of train and of test: their texts, or for `"states"` the pooled states of them."""
+    texts = [data.train.texts, data.test.texts]
+    return texts if features == "words" else [pooled_states(encoder, part) for part in texts]
+
+
 def score_classical(
     data: StudyData,
     encoder: str | os.PathLike[str],
@@ -109,17 +115,12 @@ def score_classical(
         By method and features: `parameters`, `cross_validated_macro_f1`, the scores on `test` with bootstrap intervals
         over its respondents, `f1_interval` and `macro_f1_interval`, and the `predictions` on test, indicators (N, L).
     """
-    states: list[NDArray[np.float32]] = []
-
-    def inputs_of(features: str) -> Sequence[Inputs]:
-        if features == "words":
-            return data.train.texts, data.test.texts
-        if not states:
-            states.extend(pooled_states(encoder, part.texts) for part in (data.train, data.test))
-        return states
+    known: dict[str, Sequence[Inputs]] = {}
 
     def find(place: int, method: str, features: str) -> dict[str, Any]:
-        learnt, unseen = inputs_of(features)
+        if features not in known:
+            known[features] = inputs_of(features, data, encoder)
+        learnt, unseen = known[features]
         tuned = tune(
             CLASSICAL_METHODS[method],
             learnt,

@@ -161,7 +161,7 @@ def fit(
 
 @dataclass(frozen=True)
 class Tuned:
-    """The parameters that did best, the macro-F1 of their decisions about held-out sentences, and the method fitted."""
+    """The parameters that did best, the macro-F1 of their decisions on held-out sentences, and the method fitted."""
 
     parameters: dict[str, Any]
     cross_validated_macro_f1: float
@@ -188,7 +188,7 @@ def tune(
         folds: of `folds_of`; each sentence is held out once.
         progress: told how many of the fits are done, and how many there are.
     """
-    inputs = _as_array(inputs)
+    inputs = as_array(inputs)
     candidates = list(ParameterGrid(method.words if _are_texts(inputs) else method.states))
     decisions = np.zeros((len(candidates), *truth_NL.shape), dtype=np.int64)
     total = len(candidates) * len(folds) + 1
@@ -209,7 +209,8 @@ def tune(
     return Tuned(candidates[best], scores[best], fitted)
 
 
-def _as_array(inputs: Inputs) -> NDArray[Any]:
+def as_array(inputs: Inputs) -> NDArray[Any]:
+    """Texts, or vectors, of which rows can be taken by number."""
     return inputs if isinstance(inputs, np.ndarray) else np.array(inputs, dtype=object)
 
 

@@ -1,0 +1,106 @@
+"""How the scores grow with the sentences learnt from.
+
+Shapes: N sentences, L labels.
+"""
+
+import os
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fratrie.training.baselines import Sentences, as_array, fit
+from fratrie.training.metrics import SINGLE_LABEL, multilabel_scores
+
+from .classical import CLASSICAL_METHODS, inputs_of
+from .data import StudyData
+
+Rows = NDArray[np.int64]
+
+
+def subsets(train: Sentences, sizes: Sequence[int], draws: int, seed: int = 0) -> list[list[Rows]]:
+    """Draw sentences to learn from, all of a respondent or none; of one draw, the smaller parts lie in the larger.
+
+    Respondents come in an order drawn at random, each part as many of them as hold its size. Where the smallest part
+    would lack a label, the first respondent of that order who has it comes first.
+
+    Args:
+        train: without groups, each sentence is a respondent of its own.
+        sizes: sentences of each part, at least; the whole of train where it has no more.
+        draws: parts of each size.
+        seed: of the draws.
+
+    Returns:
+        For each size, the rows of each draw, ascending.
+    """
+    rows_by_group: dict[Hashable, list[int]] = {}
+    for row, group in enumerate(range(len(train.texts)) if train.groups is None else train.groups):
+        rows_by_group.setdefault(group, []).append(row)
+    rows_of = [np.array(rows) for rows in rows_by_group.values()]
+    drawn = [_order(rows_of, train.labels, min(sizes), np.random.default_rng([seed, draw])) for draw in range(draws)]
+    return [[np.sort(_first(order, rows_of, size)) for order in drawn] for size in sizes]
+
+
+def _order(
+    rows_of: Sequence[Rows], truth_NL: NDArray[np.int64], smallest: int, draw: np.random.Generator
+) -> list[int]:
+    """Respondents at random; those who bring the smallest part a label that it would lack come first."""
+    drawn: list[int] = draw.permutation(len(rows_of)).tolist()
+    first: list[int] = []
+    while True:
+        order = first + [group for group in drawn if group not in first]
+        there = truth_NL[_first(order, rows_of, smallest)].any(0) | truth_NL[_all(first, rows_of)].any(0)
+        missing = truth_NL.any(0) & ~there
+        if not missing.any():
+            return order
+        first.append(next(group for group in drawn if truth_NL[rows_of[group]][:, missing].any()))
+
+
+def _first(order: Sequence[int], rows_of: Sequence[Rows], size: int) -> Rows:
+    """The rows of as many respondents as hold `size` sentences."""
+    number = 1 + int(np.searchsorted(np.cumsum([len(rows_of[group]) for group in order]), size))
+    return _all(order[:number], rows_of)
+
+
+def _all(chosen: Sequence[int], rows_of: Sequence[Rows]) -> Rows:
+    return np.concatenate([np.empty(0, dtype=np.int64), *(rows_of[group] for group in chosen)])
+
+
+def classical_curve(
+    data: StudyData,
+    classical: Mapping[str, Mapping[str, Mapping[str, Any]]],
+    parts: Sequence[Sequence[Rows]],
+    encoder: str | os.PathLike[str],
+    seed: int = 0,
+    jobs: int = 1,
+) -> dict[str, list[list[float]]]:
+    """Macro-F1 on test of the classical method that did best in cross-validation, its parameters kept.
+
+    Args:
+        data: train and test.
+        classical: what `score_classical` has found.
+        parts: what `subsets` gives.
+        encoder: folder of the pretrained encoder, for a method on its pooled states.
+        seed, jobs: as `score_classical`.
+
+    Returns:
+        By its name, the macro-F1 of each draw of each size.
+    """
+    found = {(method, features): one for method, by in classical.items() for features, one in by.items()}
+    method, features = max(found, key=lambda pair: found[pair]["cross_validated_macro_f1"])
+    learnt, unseen = map(as_array, inputs_of(features, data, encoder))
+
+    def score(rows: Rows) -> float:
+        fitted = fit(
+            CLASSICAL_METHODS[method],
+            found[method, features]["parameters"],
+            learnt[rows],
+            data.train.labels[rows],
+            single_label=data.task.problem_type == SINGLE_LABEL,
+            seed=seed,
+            jobs=jobs,
+        )
+        return multilabel_scores(fitted.predict(unseen), data.test.labels)["macro_f1"]
+
+    return {f"{method} {features}": [[score(rows) for rows in draws] for draws in parts]}
