@@ -1,5 +1,7 @@
 """Results of a study that never ran: complete, in the layout that `fratrie study` writes, for any labels."""
 
+from itertools import pairwise
+
 import numpy as np
 
 from fratrie.training.metrics import multilabel_scores
@@ -134,7 +136,10 @@ def finetuned(draw, truth, labels):
 
 
 def calibration(draw, labels):
-    ece = {stage: {label: float(draw.uniform(0.01, 0.1)) for label in labels} for stage in ("before", "after")}
+    ece = {
+        stage: {label: float(draw.uniform(0, most)) for label in labels}
+        for stage, most in (("before", 0.1), ("after", 0.03))
+    }
     means = {f"mean_{stage}": float(np.mean(list(by_label.values()))) for stage, by_label in ece.items()}
     edges = np.linspace(0, 1, 11).tolist()
     reliability = {
@@ -146,7 +151,7 @@ def calibration(draw, labels):
                 "frequency": min(1.0, max(0.0, (low + high) / 2 + float(draw.uniform(-spread, spread)))),
                 "count": int(draw.integers(20, 900)),
             }
-            for low, high in zip(edges, edges[1:], strict=False)
+            for low, high in pairwise(edges)
         ]
         for stage, spread in (("before", 0.15), ("after", 0.04))
     }

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "fratrie",
     "text.parse_math": False,  # a dollar sign in a label is one
@@ -34,13 +34,14 @@ _STYLE = {
 }
 _WIDTH = 7.0  # inches: what A4 leaves between the margins
 # Fine-tuning is blue and round, what it is compared with orange or green.
-_SERIES = (
+_SERIES: tuple[dict[str, Any], ...] = (
     {"color": "#0072B2", "marker": "o", "linestyle": "-"},
     {"color": "#D55E00", "marker": "s", "linestyle": "--"},
     {"color": "#009E73", "marker": "^", "linestyle": ":"},
     {"color": "#CC79A7", "marker": "D", "linestyle": "-."},
     {"color": "#000000", "marker": "v", "linestyle": (0, (5, 1))},
 )
+_TAG, _ID = re.compile("<[^>]*>"), re.compile(r'(\bid="|href="#|url\(#)')
 _MOST_WRITTEN = 15  # labels, beyond which the cells of the heat map are too small for their numbers
 
 
@@ -55,8 +56,7 @@ class Drawing:
 
     def inline(self) -> str:
         """The element `svg` for a page that holds others: its ids begin with the figure's name."""
-        element = self.svg[self.svg.index("<svg") :]
-        element = re.sub(r'(\bid="|href="#|url\(#)', rf"\1{self.name}-", element)
+        element = _TAG.sub(lambda tag: _ID.sub(rf"\1{self.name}-", tag[0]), self.svg[self.svg.index("<svg") :])
         return element.replace("<svg", f'<svg role="img" aria-labelledby="{self.name}-caption"', 1)
 
 
@@ -95,11 +95,12 @@ def _f1_by_label(results: Results) -> tuple["Figure", str, str]:
     """Marks with their intervals for the fine-tuned model and the classical method of either features."""
     labels = results["data"]["labels"]
     shown = {method_name("finetuned"): results["finetuned"]["test"]} | _best_classical(results["classical"] or {})
-    figure, axes = _canvas(1 + 0.12 * len(labels) * (1 + len(shown)))
+    figure, axes = _canvas(1 + 0.1 * len(labels) * (1 + len(shown)))
     for index, (name, scores) in enumerate(shown.items()):
         places = [row + (index - (len(shown) - 1) / 2) * 0.22 for row in range(len(labels))]
         f1 = [scores["f1"][label] for label in labels]
-        ends = [(scores.get("f1_interval") or {}).get(label) or [value] * 2 for label, value in zip(labels, f1)]
+        intervals = scores.get("f1_interval") or {}
+        ends = [intervals.get(label) or [scores["f1"][label]] * 2 for label in labels]
         style = {key: _SERIES[index][key] for key in ("color", "marker")}
         axes.hlines(places, [low for low, _ in ends], [high for _, high in ends], colors=style["color"], linewidth=1.2)
         axes.plot(f1, places, linestyle="none", markersize=5, label=name, **style)
@@ -108,7 +109,8 @@ def _f1_by_label(results: Results) -> tuple["Figure", str, str]:
     axes.grid(axis="y", visible=False)
     figure.legend(loc="outside upper left", ncols=len(shown))
     caption = "F1 of each label, with 95 % intervals"
-    return figure, caption, f"A row for each label with a mark and an interval for {', '.join(shown)}."
+    text = f"Fine-tuning and what cross-validation likes best of the classical methods: {', '.join(list(shown)[1:])}."
+    return figure, caption, text if len(shown) > 1 else "Fine-tuning alone."
 
 
 def _best_classical(classical: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -156,6 +158,8 @@ def _reliability(results: Results) -> tuple["Figure", str, str]:
         counts.plot(middles, [b["count"] for b in bins], markersize=4, **style)
     axes.set(ylabel="share that has the label", xlim=(0, 1), ylim=(0, 1))
     counts.set(xlabel="probability", ylabel="count", yscale="log")
+    counts.yaxis.set_major_formatter("{x:,.0f}")
+    counts.minorticks_off()
     figure.legend(loc="outside upper left", ncols=2)
     ece = results["calibration"]["ece"]
     text = f"The mean expected calibration error is {ece['mean_before']:.3f} before and {ece['mean_after']:.3f} after."

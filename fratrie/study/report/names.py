@@ -28,3 +28,8 @@ def shortened(name: str, most: int = 24) -> str:
     """A name for the margin of a figure, on one line."""
     name = one_line(name)
     return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
+def quoted(label: str) -> str:
+    """A label within a sentence."""
+    return f"«{one_line(label)}»"

@@ -15,6 +15,7 @@ from fratrie.training.metrics import one_line
 
 NO_VALUE = "–"
 _MINUS = "\N{MINUS SIGN}"
+_LONG = 40  # characters
 _SCORE = ".2f"  # of the study's table, where many stand side by side
 
 
@@ -52,7 +53,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Cells under columns. `name` is that of its files; `best` says where the best of several `Features` stands out."""
+    """Cells under columns; `name` is that of its files, `best` where the best of several `Features` stands out."""
 
     name: str
     caption: str
@@ -60,9 +61,12 @@ class Table:
     rows: Sequence[Sequence[Cell]]
     best: Literal["of a row", "of a column"] | None = None
 
-    def is_text(self, index: int) -> bool:
-        """Whether a column holds words, which are set to the left."""
-        return all(isinstance(row[index], str) for row in self.rows)
+    def kind(self, index: int) -> Literal["number", "text", "long text"]:
+        """What a column holds: numbers stand to the right, words to the left, and long texts need room."""
+        cells = [row[index] for row in self.rows]
+        if not all(isinstance(cell, str) for cell in cells):
+            return "number"
+        return "long text" if any(len(str(cell)) > _LONG for cell in cells) else "text"
 
     def shown(self) -> list[list[list[Run]]]:
         """The pieces of every cell. A score is the best where no other exceeds it as they are shown."""
@@ -129,6 +133,7 @@ _TEX = {
     **{"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", _MINUS: "$-$"},
     **{"[": "{[}", "*": "{*}"},  # behind the end of a row they would be its options
 }
+_TEX_COLUMNS = {"number": "r", "text": "l", "long text": "p{5cm}"}
 _TEX_SIGNS = re.compile("|".join(map(re.escape, _TEX)))
 _LIGATURE = re.compile(r"([-'`,])(?=\1)")
 _NEGATIVE = re.compile(r"(?<!\w)-(?=\d)")
@@ -144,17 +149,17 @@ def tex_escaped(text: str) -> str:
 
 def tex_text(table: Table) -> str:
     """The table as a `table` environment with the rules of booktabs."""
-    kinds = [table.is_text(i) for i in range(len(table.columns))]
+    kinds = [table.kind(i) for i in range(len(table.columns))]
     head = " & ".join(tex_escaped(column.title) for column in table.columns)
     rows = [" & ".join(map(_tex_cell, row, kinds)) for row in table.shown()]
     return "\n".join(
         [
-            r"% \usepackage{booktabs}; UTF-8; one too wide for the page fits by \resizebox{\textwidth}{!}{…} of graphicx",
+            r"% \usepackage{booktabs}; a wide one fits the page by \resizebox{\textwidth}{!}{…} of graphicx",
             r"\begin{table}",
             r"\centering",
             rf"\caption{{{tex_escaped(table.caption)}}}",
             rf"\label{{tab:{table.name}}}",
-            rf"\begin{{tabular}}{{{''.join('l' if text else 'r' for text in kinds)}}}",
+            rf"\begin{{tabular}}{{{''.join(_TEX_COLUMNS[kind] for kind in kinds)}}}",
             r"\toprule",
             rf"{head} \\",
             r"\midrule",
@@ -167,7 +172,7 @@ def tex_text(table: Table) -> str:
     )
 
 
-def _tex_cell(runs: list[Run], is_text: bool) -> str:
-    texts = [run.text if is_text else _NEGATIVE.sub(_MINUS, run.text) for run in runs]
+def _tex_cell(runs: list[Run], kind: str) -> str:
+    texts = [_NEGATIVE.sub(_MINUS, run.text) if kind == "number" else run.text for run in runs]
     escaped = map(tex_escaped, texts)
     return " ".join(rf"\textbf{{{t}}}" if run.best else t for t, run in zip(escaped, runs, strict=True))

@@ -9,7 +9,8 @@ from .table import Cell, Column, Features, Interval, Table
 
 Results = Mapping[str, Any]
 MEASURES = {"f1": "F1", "precision": "Precision", "recall": "Recall"}
-_WIDEST_HEAD = 40  # characters of all labels, beyond which they stand in the rows of the table of methods
+_NARROWEST = 6  # characters of a column of the table of methods
+_WIDEST = 90  # characters of its columns together; beyond, labels stand in the rows
 _MOST_PAIRS = 20
 
 
@@ -89,9 +90,10 @@ def _side_by_side(
     """
     rows: list[list[Cell]] = [["Support", *support]]
     for method, by_features in scores.items():
-        columns = [by_features.get(features) or [None] * len(titles) for features in FEATURES]
-        rows.append([method_name(method), *map(Features, *columns)])
-    if sum(map(len, titles)) <= _WIDEST_HEAD:
+        nothing: Sequence[float | None] = [None] * len(titles)
+        words, states = (by_features.get(features, nothing) for features in FEATURES)
+        rows.append([method_name(method), *map(Features, words, states)])
+    if sum(max(len(title), _NARROWEST) for title in titles) <= _WIDEST:
         return Table(name, caption, [Column("Method"), *map(Column, titles)], rows, "of a column")
     heads, *turned = zip(["Label", *titles], *rows, strict=True)
     return Table(name, caption, [Column(str(head)) for head in heads], turned, "of a row")
@@ -116,15 +118,16 @@ def _classical(results: Results) -> Iterator[Table]:
 
 def _setting(parameters: Mapping[str, Any]) -> str:
     shown = {
-        name.rsplit("__")[-1]: f"{value:g}" if isinstance(value, float) else value for name, value in parameters.items()
+        name.rsplit("__")[-1]: f"{value:g}" if isinstance(value, float) else value
+        for name, value in parameters.items()
     }
     return ", ".join(f"{name} = {value}" for name, value in shown.items())
 
 
 def _finetuned(results: Results) -> Iterator[Table]:
     test, comparison = results["finetuned"]["test"], results["finetuned"].get("comparison")
-    order = ("precision", "recall", "f1")
-    columns = [Column(title) for title in ("Label", *map(MEASURES.get, order), "F1, 95 % interval", "Support")]
+    order = {measure: MEASURES[measure] for measure in ("precision", "recall", "f1")}
+    columns = [Column(title) for title in ("Label", *order.values(), "F1, 95 % interval", "Support")]
     intervals = test.get("f1_interval") or {}
     rows: list[list[Cell]] = [
         [label, *(test[measure][label] for measure in order), interval(intervals.get(label)), test["support"][label]]
