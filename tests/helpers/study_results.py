@@ -48,9 +48,13 @@ def made_up_results(labels=LABELS, texts=("Ma mère est gentille.", "J'ai <deux>
         "errors": errors(draw, labels, texts),
         "agreement": {
             "sentences": 1648,
+            "left_out": 7,
             "kappa": {label: float(draw.uniform(0.6, 1)) for label in labels},
+            "kappa_interval": {label: around(draw, 0.8) for label in labels},
             "mean_kappa": 0.812,
+            "mean_kappa_interval": [0.79, 0.83],
             "alpha": 0.787,
+            "alpha_interval": [0.761, 0.812],
             "exact": 0.834,
             "second": "labels_of_b",
         },
@@ -198,6 +202,7 @@ def errors(draw, labels, texts):
             "label": labels[i % len(labels)],
             "given": i % 2,
             "quality": float(draw.uniform(0, 0.2)),
+            "instead": None,
         }
         for i in range(50)
     ]
@@ -214,7 +219,7 @@ def words(draw, texts):
         {
             "text": text,
             "probability": float(draw.uniform(0.5, 1)),
-            "pieces": [[piece, float(draw.uniform(-1, 1))] for piece in text.split()],
+            "pieces": [[word + " ", float(draw.uniform(-1, 1))] for word in text.split()],
         }
         for text in texts
     ]

@@ -23,8 +23,12 @@ REFERENCES = {
     "networks. Proceedings of the 34th International Conference on Machine Learning.",
     "Krippendorff, 2004": "Krippendorff, K. (2004). Content analysis: an introduction to its methodology (2nd ed.). "
     "Sage.",
+    "Naeini et al., 2015": "Naeini, M. P., Cooper, G. F., & Hauskrecht, M. (2015). Obtaining well calibrated "
+    "probabilities using Bayesian binning. Proceedings of the AAAI Conference on Artificial Intelligence.",
     "Northcutt et al., 2021": "Northcutt, C., Jiang, L., & Chuang, I. (2021). Confident learning: estimating "
     "uncertainty in dataset labels. Journal of Artificial Intelligence Research, 70, 1373–1411.",
+    "Passonneau, 2006": "Passonneau, R. (2006). Measuring agreement on set-valued items (MASI) for semantic and "
+    "pragmatic annotation. Proceedings of LREC.",
     "Paszke et al., 2019": "Paszke, A., et al. (2019). PyTorch: an imperative style, high-performance deep learning "
     "library. Advances in Neural Information Processing Systems, 32.",
     "Pedregosa et al., 2011": "Pedregosa, F., et al. (2011). Scikit-learn: machine learning in Python. Journal of "
@@ -92,7 +96,7 @@ def methods(results: Results) -> Methods:
     """Write the paragraph: a sentence or two for each step that was done, none for those left out."""
     sentences = [
         *_data(results),
-        *_agreement(results["agreement"]),
+        *_agreement(results),
         *_folds(results),
         *_classical(results["classical"]),
         *_finetuning(results),
@@ -136,18 +140,22 @@ def _part(part: Mapping[str, Any]) -> Both:
     return f"{sentences[0]} of {respondents[0]}", f"{sentences[1]} de {respondents[1]}"
 
 
-def _agreement(found: Mapping[str, Any] | None) -> Iterator[Both]:
+def _agreement(results: Results) -> Iterator[Both]:
+    found = results["agreement"]
     if found is None:
         return
+    distance = "the MASI distance (Passonneau, 2006)", "la distance MASI (Passonneau, 2006)"
+    if results["data"]["problem_type"] == SINGLE_LABEL:
+        distance = "the nominal distance", "la distance nominale"
     sentences = _counted(found["sentences"], ("sentence", "phrase"))
     kappa, alpha, exact = _number(found["mean_kappa"]), _number(found["alpha"]), _number(100 * found["exact"], ".1f")
     yield (
         f"A second annotation of {sentences[0]} agrees with the first by a mean Cohen's kappa of {kappa[0]} over the "
-        f"labels (Cohen, 1960) and a Krippendorff's alpha of {alpha[0]} (Krippendorff, 2004); {exact[0]} % of the "
-        "sentences have the same labels in both.",
+        f"labels (Cohen, 1960) and a Krippendorff's alpha of {alpha[0]} (Krippendorff, 2004) under {distance[0]}; "
+        f"{exact[0]} % of the sentences have the same labels in both.",
         f"Une seconde annotation de {sentences[1]} concorde avec la première : kappa de Cohen moyen de {kappa[1]} sur "
-        f"les étiquettes (Cohen, 1960), alpha de Krippendorff de {alpha[1]} (Krippendorff, 2004) ; {exact[1]} % des "
-        "phrases ont les mêmes étiquettes dans les deux.",
+        f"les étiquettes (Cohen, 1960), alpha de Krippendorff de {alpha[1]} (Krippendorff, 2004) avec "
+        f"{distance[1]} ; {exact[1]} % des phrases ont les mêmes étiquettes dans les deux.",
     )
 
 
@@ -220,12 +228,18 @@ def _calibration(found: Mapping[str, Any] | None) -> Iterator[Both]:
         english, french = _CALIBRATION[found["method"]]
         before, after = (_number(found["ece"][f"mean_{stage}"]) for stage in ("before", "after"))
         yield (
-            f"{english}, learnt{learnt[0]}: the expected calibration error on the test part, as a mean over the "
-            f"labels, is {before[0]} before and {after[0]} after.",
-            f"{french}, apprise{learnt[1]} : l'erreur de calibration attendue sur le test, en moyenne sur les "
-            f"étiquettes, est de {before[1]} avant et de {after[1]} après.",
+            f"{english}, learnt{learnt[0]}: the expected calibration error (Naeini et al., 2015) on the test "
+            f"part, as a mean over the labels, is {before[0]} before and {after[0]} after.",
+            f"{french}, apprise{learnt[1]} : l'erreur de calibration attendue (Naeini et al., 2015) sur le test, en "
+            f"moyenne sur les étiquettes, est de {before[1]} avant et de {after[1]} après.",
         )
-    if found["thresholds"]:
+    if set((found["thresholds"] or {}).values()) == {0.5}:
+        yield (
+            "A label is given where its probability exceeds 0.5: other thresholds did no better in cross-validation.",
+            "Une étiquette est donnée quand sa probabilité dépasse 0,5 : d'autres seuils n'ont pas fait mieux en "
+            "validation croisée.",
+        )
+    elif found["thresholds"]:
         yield (
             f"The probability above which a label is given was chosen for its best F1{learnt[0]}.",
             f"Le seuil de probabilité de chaque étiquette a été choisi pour son meilleur F1{learnt[1]}.",
@@ -292,8 +306,10 @@ def _joined(names: Sequence[Both], language: int) -> str:
     return f"{', '.join(first)} {('and', 'et')[language]} {last}" if first else last
 
 
-def _number(value: float, form: str = ".3f") -> Both:
+def _number(value: float | None, form: str = ".3f") -> Both:
     """A number as English and French write it."""
+    if value is None:
+        return "undefined", "indéfini"
     english = f"{value:{form}}"
     return english, english.translate({ord(","): NARROW_SPACE, ord("."): ","})
 

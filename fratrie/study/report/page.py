@@ -14,8 +14,8 @@ from .figures import all_figures
 from .methods import methods
 from .names import quoted
 from .summary import summary
-from .table import csv_text, tex_text
-from .tables import Results, all_tables
+from .table import csv_text, shown, tex_text
+from .tables import Results, all_tables, has_states
 
 _LISTS = ("confident_errors", "label_issues")  # of sentences, which are for reading and not for a paper
 _STRENGTHS = 4  # shades of a word that speaks for a label, or against it
@@ -44,6 +44,8 @@ def write_report(results: Results, folder: str | PathLike[str]) -> Path:
     Raises:
         OSError: a file cannot be written; says which.
     """
+    if not (results["learning_curve"] or {}).get("methods"):  # all its methods may be left out
+        results = {**results, "learning_curve": None}
     tables, figures = all_tables(results), all_figures(results)
     with new_folder(folder) as made:
         (made / "tables").mkdir()
@@ -70,33 +72,26 @@ def _page(results: Results, tables: Mapping[str, Any], figures: Mapping[str, Any
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"one_line": one_line, "quoted": quoted, "pieces": pieces}
+    environment.filters |= {"one_line": one_line, "quoted": quoted, "pieces": pieces, "figure": shown}
     return environment.get_template("report.html.jinja").render(
         results=results,
         tables=tables,
         figures=figures,
         summary=summary(results),
         methods=methods(results),
+        with_states=has_states(results),
         absent=absent_labels(results["data"]["parts"]["test"]),
     )
 
 
 def pieces(sentence: Mapping[str, Any]) -> list[Piece]:
-    """The text of a sentence cut at its weighted pieces, with what stands between them.
-
-    The strongest piece of the sentence has the darkest shade. A piece that the text does not hold, as a tokenizer that
-    lower-cases gives, stands where the one before it ends.
-    """
-    text, found, place = sentence["text"], [], 0
+    """The weighted pieces of a sentence, and what stands between them; the strongest has the darkest shade."""
+    found = []
     most = max((abs(weight) for _, weight in sentence["pieces"]), default=0) or 1
     for piece, weight in sentence["pieces"]:
-        start = text.find(piece.strip(), place)
-        if start > place:
-            found.append(Piece(text[place:start]))
-        if start >= 0:
-            place = start + len(piece.strip())
-        found.append(Piece(piece.strip(), weight, _shade(weight / most)))
-    return [*found, Piece(text[place:])]
+        word = piece.rstrip()
+        found += [Piece(word, weight, _shade(weight / most)), Piece(piece[len(word) :])]
+    return found
 
 
 def _shade(strength: float) -> str:

@@ -33,7 +33,7 @@ class Features(NamedTuple):
     states: float | None
 
 
-Cell = str | int | float | None | Interval | Features
+Cell = str | float | None | Interval | Features
 
 
 class Run(NamedTuple):
@@ -68,7 +68,7 @@ class Table:
             return "number"
         return "long text" if any(len(str(cell)) > _LONG for cell in cells) else "text"
 
-    def shown(self) -> list[list[list[Run]]]:
+    def runs(self) -> list[list[list[Run]]]:
         """The pieces of every cell. A score is the best where no other exceeds it as they are shown."""
         cells = [
             [_pieces(cell, column.form) for cell, column in zip(row, self.columns, strict=True)] for row in self.rows
@@ -89,19 +89,23 @@ def _scores(cell: Cell) -> list[float]:
 
 def _pieces(cell: Cell, form: str) -> list[str]:
     match cell:
-        case None:
-            return [NO_VALUE]
-        case str():
-            return [one_line(cell)]
         case Interval(low, high):
-            return [f"{low:{form}} to {high:{form}}"]
+            return [f"{shown(low, form)} to {shown(high, form)}"]
+        case Features(words, None):
+            return [shown(words, _SCORE)]
         case Features(words, states):
-            first = NO_VALUE if words is None else f"{words:{_SCORE}}"
-            return [first] if states is None else [first, f"({states:{_SCORE}})"]
-        case int():
-            return [f"{cell:,}"]
+            return [shown(words, _SCORE), f"({shown(states, _SCORE)})"]
         case _:
-            return [f"{cell:{form}}"]
+            return [shown(cell, form)]
+
+
+def shown(value: str | float | None, form: str = ".3f") -> str:
+    """A value as the report shows it: a count with commas, another number by its format."""
+    if value is None:
+        return NO_VALUE
+    if isinstance(value, str):
+        return one_line(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:{form}}"
 
 
 def csv_text(table: Table) -> str:
@@ -151,7 +155,7 @@ def tex_text(table: Table) -> str:
     """The table as a `table` environment with the rules of booktabs."""
     kinds = [table.kind(i) for i in range(len(table.columns))]
     head = " & ".join(tex_escaped(column.title) for column in table.columns)
-    rows = [" & ".join(map(_tex_cell, row, kinds)) for row in table.shown()]
+    rows = [" & ".join(map(_tex_cell, row, kinds)) for row in table.runs()]
     return "\n".join(
         [
             r"% \usepackage{booktabs}; a wide one fits the page by \resizebox{\textwidth}{!}{…} of graphicx",

@@ -31,6 +31,11 @@ def all_tables(results: Results) -> dict[str, Table]:
     return {table.name: table for table in [*made, *_methods(results), *_study(results)]}
 
 
+def has_states(results: Results) -> bool:
+    """Whether a classical method has learnt from the pooled states of the encoder."""
+    return any("states" in found for found in (results["classical"] or {}).values())
+
+
 def interval(ends: Sequence[float] | None) -> Interval | None:
     """`[low, high]` of the results as a cell."""
     return None if ends is None else Interval(*ends)
@@ -68,7 +73,8 @@ def _methods(results: Results) -> Iterator[Table]:
             name: {features: scores_of(test) for features, test in by_features.items()}
             for name, by_features in tested.items()
         }
-        caption = f"{title} on the test part: on words and, in parentheses, on the encoder's pooled states"
+        states = ": on words and, in parentheses, on the encoder's pooled states" if has_states(results) else ""
+        caption = f"{title} on the test part{states}"
         support = [*data["parts"]["test"]["support"].values(), "", ""]
         yield _side_by_side(f"methods_{measure}", caption, columns, rows, support)
 
@@ -256,7 +262,8 @@ def _confident_errors(errors: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _label_issues(issues: Sequence[Mapping[str, Any]]) -> Table:
-    titles = ("Text", "Part", "Row", "Label", "Annotation", "Quality")
+    titles = ["Text", "Part", "Row", "Label", "Annotation", "Quality"]
+    one_label = any(issue["instead"] is not None for issue in issues)
     rows: list[list[Cell]] = [
         [
             issue["text"],
@@ -265,17 +272,22 @@ def _label_issues(issues: Sequence[Mapping[str, Any]]) -> Table:
             issue["label"],
             "given" if issue["given"] else "not given",
             issue["quality"],
+            *[issue["instead"]] * one_label,
         ]
         for issue in issues
     ]
-    return Table("label_issues", "The likeliest mistakes of annotation", [Column(title) for title in titles], rows)
+    columns = [Column(title) for title in (*titles, *["Likelier label"] * one_label)]
+    return Table("label_issues", "The likeliest mistakes of annotation", columns, rows)
 
 
 def _agreement(results: Results) -> Iterator[Table]:
     found = results["agreement"]
-    rows: list[list[Cell]] = [[label, found["kappa"].get(label)] for label in results["data"]["labels"]]
-    rows.append(["mean", found["mean_kappa"]])
-    yield Table("agreement", "Agreement of the two annotators", [Column("Label"), Column("Cohen's kappa")], rows)
+    kappa, ends = found["kappa"], found["kappa_interval"]
+    rows: list[list[Cell]] = [[label, kappa[label], interval(ends[label])] for label in results["data"]["labels"]]
+    rows.append(["mean", found["mean_kappa"], interval(found["mean_kappa_interval"])])
+    rows.append(["Krippendorff's alpha of the label sets", found["alpha"], interval(found["alpha_interval"])])
+    columns = [Column(title) for title in ("Label", "Cohen's kappa", "95 % interval")]
+    yield Table("agreement", "Agreement of the two annotators", columns, rows)
 
 
 def _published(results: Results) -> Iterator[Table]:
