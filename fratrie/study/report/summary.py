@@ -1,0 +1,82 @@
+"""What a study found, in three sentences."""
+
+from typing import Any
+
+from .names import method_name, quoted
+from .tables import Results
+
+
+def summary(results: Results) -> list[str]:
+    """The main score, what it is compared with, and where the model is strong and weak.
+
+    Without a fine-tuned model they tell of the classical method that cross-validation likes best; without any method,
+    of the data alone.
+    """
+    part = results["data"]["parts"]["test"]
+    who = "" if part["respondents"] is None else f" of {part['respondents']:,} respondents"
+    test = f"{part['sentences']:,} test sentences{who}"
+    if results["finetuned"] is not None:
+        return _of_finetuned(results, test)
+    if results["classical"]:
+        return _of_classical(results, test)
+    return [f"The data are {results['data']['parts']['train']['sentences']:,} training and {test}."]
+
+
+def _of_finetuned(results: Results, test: str) -> list[str]:
+    found = results["finetuned"]
+    seeds = f", the mean of {len(found['seeds'])} seeds" if len(found["seeds"]) > 1 else ""
+    sentences = [
+        f"On {test} the fine-tuned {results['study']['model']} reaches a macro-F1 of "
+        f"{found['test']['macro_f1']:.3f}{_ends(found['test'])}{seeds}."
+    ]
+    if found.get("comparison") and "macro" in found["comparison"]:
+        sentences.append(_beside(found["comparison"]["macro"]))
+    return [*sentences, _strong_and_weak(found["test"]["f1"])]
+
+
+def _beside(macro: dict[str, Any]) -> str:
+    ends = macro["difference_interval"]
+    verdict = ""
+    if ends is not None:
+        holds_zero = ends[0] <= 0 <= ends[1]
+        verdict = (
+            f" (95 % interval {ends[0]:+.3f} to {ends[1]:+.3f}, which {'holds' if holds_zero else 'excludes'} zero)"
+        )
+    return (
+        f"The classical method that is best on these sentences, {_within(macro['baseline'])}, reaches "
+        f"{macro['baseline_f1']:.3f}; the difference is {macro['difference']:+.3f}{verdict}."
+    )
+
+
+def _of_classical(results: Results, test: str) -> list[str]:
+    tried = [
+        (found["cross_validated_macro_f1"], f"{method} {features}", found["test"])
+        for method, by_features in results["classical"].items()
+        for features, found in by_features.items()
+    ]
+    score, name, scores = max(tried, key=lambda each: each[0])
+    return [
+        f"The best of {len(tried)} classical methods in cross-validation is {_within(name)}, with a macro-F1 of "
+        f"{score:.3f}.",
+        f"On {test} it reaches {scores['macro_f1']:.3f}{_ends(scores)}.",
+        _strong_and_weak(scores["f1"]),
+    ]
+
+
+def _ends(scores: dict[str, Any]) -> str:
+    ends = scores.get("macro_f1_interval")
+    return f" (95 % interval {ends[0]:.3f} to {ends[1]:.3f})" if ends else ""
+
+
+def _strong_and_weak(f1: dict[str, float]) -> str:
+    best, worst = max(f1, key=lambda label: f1[label]), min(f1, key=lambda label: f1[label])
+    if best == worst:
+        return f"Its F1 on {quoted(best)} is {f1[best]:.3f}."
+    ends = f"with an F1 of {f1[best]:.3f}, and worst on {quoted(worst)}, with {f1[worst]:.3f}"
+    return f"It is best on {quoted(best)}, {ends}."
+
+
+def _within(name: str) -> str:
+    """The name of a method within a sentence: «gradient boosting», but «SVC»."""
+    name = method_name(name)
+    return name if name[1:2].isupper() else name[:1].lower() + name[1:]
