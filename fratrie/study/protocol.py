@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fratrie.checkpoints import CONFIG, read_json
 from fratrie.files import write_json
 from fratrie.training.classifiers import load_classifier
-from fratrie.training.metrics import MULTI_LABEL, probabilities
+from fratrie.training.metrics import MULTI_LABEL, multilabel_scores, probabilities
 
 from . import errors
 from .calibration import calibrated, compare_calibration, learn_points, learn_thresholds, temperatures
@@ -27,7 +27,7 @@ from .classical import score_classical
 from .data import StudyData, folds_of
 from .finetuning import Recipe, Setting, finetune, finetuned_probabilities, search
 from .journal import Journal
-from .learning_curve import classical_curve, subsets
+from .learning_curve import Rows, classical_curve, subsets
 from .options import ProtocolOptions
 from .progress import Progress
 from .scores import compare_with_classical, decisions, score
@@ -104,7 +104,7 @@ class Study:
         return score_classical(
             *(self.data, self.encoder, self.folds, self.options.methods),
             seed=self.options.seed,
-            jobs=self.options.processes or os.cpu_count() or 1,
+            jobs=self.jobs,
             step=self.journal.step,
             progress=self.progress.of("classical methods"),
         )
@@ -135,6 +135,16 @@ class Study:
         chosen = self.search["chosen"]
         return Setting(chosen["depth"], chosen["learning_rate"], chosen["epochs"])
 
+    @property
+    def setting_name(self) -> str:
+        """The setting in the names of the steps that depend on it."""
+        return "-".join(map(str, vars(self.setting).values()))
+
+    @property
+    def jobs(self) -> int:
+        """Labels that scikit-learn learns side by side."""
+        return self.options.processes or os.cpu_count() or 1
+
     @cached_property
     def seeds(self) -> list[int]:
         """Of the final models."""
@@ -144,18 +154,15 @@ class Study:
     def raw_logits_SNL(self) -> NDArray[np.float64]:
         """Logits of test before calibration, by the final models."""
         folders = {seed: self.models / f"seed{seed}" for seed in self.seeds}
-        name = "-".join(map(str, ("models", *vars(self.setting).values(), len(self.seeds))))
-        progress = self.progress.of("models")
-        return np.array(
-            self.journal.step(
-                name,
-                lambda: finetune(
-                    *(self.data, self.encoder, self.setting, folders, self.recipe),
-                    workers=self.options.processes,
-                    progress=progress,
-                ).tolist(),
-            )
-        )
+
+        def find() -> list[Any]:
+            return finetune(
+                *(self.data, self.encoder, self.setting, folders, self.recipe),
+                workers=self.options.processes,
+                progress=self.progress.of("models"),
+            ).tolist()
+
+        return np.array(self.journal.step(f"models-{self.setting_name}-{len(self.seeds)}", find))
 
     @cached_property
     def out_of_fold_logits_NL(self) -> NDArray[np.float64]:
@@ -200,7 +207,7 @@ class Study:
         return {
             "seeds": self.seeds,
             "test": score(self.predictions_SNL, test, labels),
-            "test_by_seed": [score(run[None], test, labels)["macro_f1"] for run in self.predictions_SNL],
+            "test_by_seed": [multilabel_scores(run, test.labels)["macro_f1"] for run in self.predictions_SNL],
             "uncalibrated_test": score(uncalibrated_SNL, test, labels),
             "comparison": compare_with_classical(self.predictions_SNL, baselines, test, labels) if baselines else None,
         }
@@ -219,47 +226,58 @@ class Study:
             **compare_calibration(before_NL, after_NL, truth_NL, labels, self.data.task.problem_type),
         }
 
-    def _learning_curve(self) -> Results:
-        own = self.options
-        whole = len(self.data.train.texts)
+    def _learning_curve(self) -> Results | None:
+        """Of the best classical method and of fine-tuning, on draws of respondents and on all of train."""
+        own, whole = self.options, len(self.data.train.texts)
         sizes = [size for size in own.curve_sizes if size < whole]
-        parts = subsets(self.data.train, sizes, own.curve_draws, own.seed)  # [size][draw] → rows
+        if not sizes:
+            return None
+        parts = subsets(self.data.train, sizes, own.curve_draws, own.seed)
+        name = "-".join(map(str, ("curve", *sizes, own.curve_draws)))
         methods: dict[str, list[list[float]]] = {}
         if "classical" not in own.leave_out:
-            methods |= self.journal.step("curve-classical", lambda: classical_curve(self.data, self.classical, parts))
+            methods |= self.journal.step(f"{name}-classical", lambda: self._classical_curve(parts))
         if "finetuning" not in own.leave_out:
-            methods["finetuned"] = self._finetuned_curve(parts)
+            methods["finetuned"] = self._finetuned_curve(f"{name}-{self.setting_name}", parts)
         return {"sizes": [*sizes, whole], "draws": own.curve_draws, "methods": methods}
 
-    def _finetuned_curve(self, parts: Sequence[Sequence[NDArray[np.int64]]]) -> list[list[float]]:
-        known = self.journal.fits("curve")
+    def _classical_curve(self, parts: Sequence[Sequence[Rows]]) -> dict[str, list[list[float]]]:
+        found = classical_curve(self.data, self.classical, parts, self.encoder, self.options.seed, self.jobs)
+        for name, scores in found.items():
+            method, features = name.split()
+            scores.append([self.classical[method][features]["test"]["macro_f1"]])
+        return found
+
+    def _finetuned_curve(self, name: str, parts: Sequence[Sequence[Rows]]) -> list[list[float]]:
+        fits = self.journal.fits(name)
         values_PNL = finetuned_probabilities(
             *(self.data, self.encoder, self.setting, [rows for draws in parts for rows in draws], self.recipe),
             seed=self.options.seed,
             workers=self.options.processes,
-            known=known,
-            keep=known.keep,
+            known=fits,
+            keep=fits.keep,
             progress=self.progress.of("learning curve"),
         )
-        labels, test = self.data.task.labels, self.data.test
-        logits_PNL = np.log(values_PNL) - np.log1p(-values_PNL)
-        found = [score(run[None], test, labels)["macro_f1"] for run in decisions(logits_PNL, self.data.task)]
-        by_size = [found[start : start + len(draws)] for start, draws in enumerate(parts)]
-        return by_size
+        scores = iter(self._macro_f1(values_PNL))
+        by_size = [[next(scores) for _ in draws] for draws in parts]
+        return [*by_size, self._macro_f1(self.raw_logits_SNL)]
+
+    def _macro_f1(self, logits_SNL: NDArray[np.float64]) -> list[float]:
+        """Of the decisions of each model at a probability of 0.5, on test."""
+        runs = decisions(logits_SNL, self.data.task)
+        return [multilabel_scores(run, self.data.test.labels)["macro_f1"] for run in runs]
 
     def _errors(self) -> Results:
+        """Of the first model on test, and doubtful labels of train, by the models that had not seen them."""
         task, train, test = self.data.task, self.data.train, self.data.test
+        predicted_NL = self.predictions_SNL[0]
         values_NL = probabilities(self.logits_SNL[0], task.problem_type)
-        predicted_NL, out_of_fold_NL = (
-            self.predictions_SNL[0],
-            probabilities(self.out_of_fold_logits_NL, task.problem_type),
-        )
+        unseen_NL = probabilities(self.out_of_fold_logits_NL, task.problem_type)
+        kind = task.problem_type
         return {
             "confusion": errors.confusion(predicted_NL, test.labels, task.labels),
             "confident": errors.confident_errors(values_NL, predicted_NL, test.labels, test, task.labels),
-            "label_issues": errors.label_issues(
-                out_of_fold_NL, train.labels, train, task.labels, problem_type=task.problem_type
-            ),
+            "label_issues": errors.label_issues(unseen_NL, train.labels, train, task.labels, problem_type=kind),
         }
 
     def _words(self) -> Results:
@@ -270,7 +288,7 @@ class Study:
             number = self.options.words_per_label
             return words_for_labels(model, tokenizer, self.data.test, task, values_NL, self.predictions_SNL[0], number)
 
-        return self.journal.step("words", find)
+        return self.journal.step(f"words-{self.setting_name}-{self.options.words_per_label}", find)
 
 
 def _without_predictions(classical: dict[str, Any]) -> Results:
