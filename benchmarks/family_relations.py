@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from sklearn.model_selection import GroupKFold
 from transformers import HfArgumentParser
 
-from fratrie.cli.demo import PRETRAINED_ENCODER
 from fratrie.cli.running import run
 from fratrie.data.annotation import LABELS
 from fratrie.data.corpus import load_family_relations
@@ -31,6 +30,7 @@ from fratrie.training.classifiers import load_classifier
 from fratrie.training.encoding import encode
 from fratrie.training.launch import open_inference
 from fratrie.training.metrics import multilabel_scores
+from fratrie.training.options import PRETRAINED_ENCODER
 from fratrie.training.scoring import predict_logits
 from fratrie.training.tasks import targets_of
 

@@ -37,6 +37,7 @@ from fratrie.training.launch import open_inference
 from fratrie.training.loop import TrainingOptions, create_accelerator, train
 from fratrie.training.metrics import decide, probabilities, scores_table
 from fratrie.training.model_card import portable_path
+from fratrie.training.options import PRETRAINED_ENCODER
 from fratrie.training.scoring import predict_logits
 from fratrie.training.stopping import Stopped
 from fratrie.training.tasks import targets_of
@@ -56,17 +57,6 @@ NEW_SENTENCES = [
 ]
 
 
-# Chosen on respondents of the training part (benchmarks/family_relations.md).
-PRETRAINED_ENCODER: dict[str, Any] = {
-    "learning_rate": 4e-4,
-    "head_learning_rate": 2e-3,
-    "layer_decay": 0.9,
-    "trainable_layers": 6,
-    "num_train_epochs": 10,
-    "per_device_train_batch_size": 8,
-    "mixed_precision": "bf16",
-    "validation_size": 0,
-}
 # A tenth of the respondents is watched to choose the best epoch.
 SMALL_ENCODER: dict[str, Any] = {
     "learning_rate": 1e-3,

@@ -30,6 +30,7 @@ from fratrie.training.layers import freeze_below, learning_rates
 from fratrie.training.loop import Evaluator, TrainingOptions, create_accelerator, train
 from fratrie.training.metrics import MULTI_LABEL, REGRESSION, decide, multilabel_scores, probabilities
 from fratrie.training.model_folders import check_checkpoint, load_config, load_tokenizer
+from fratrie.training.options import PRETRAINED_ENCODER
 from fratrie.training.scoring import predict_logits
 from fratrie.training.tasks import Task
 
@@ -66,7 +67,9 @@ class Setting:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What stays the same in a search, and where it begins (chosen in benchmarks/family_relations.md).
+    """What stays the same in a search, and where it begins.
+
+    Depths are compared in short trainings, since that is most of the work; the best one is then trained longer too.
 
     Attributes:
         depths: to try, of those that the encoder has; all of its layers are tried too.
@@ -84,16 +87,16 @@ class Recipe:
     """
 
     depths: Sequence[int] = (0, 1, 2, 3, 6, 12)
-    learning_rate: float = 4e-4
-    head_learning_rate: float = 2e-3
-    lone_head_learning_rate: float = 2e-2
-    epochs: int = 10
+    learning_rate: float = PRETRAINED_ENCODER["learning_rate"]
+    head_learning_rate: float = PRETRAINED_ENCODER["head_learning_rate"]
+    lone_head_learning_rate: float = 0.1
+    epochs: int = 8
     rate_factors: Sequence[float] = (0.5, 2.0)
-    other_epochs: Sequence[int] = (15,)
-    layer_decay: float = 0.9
-    batch_size: int = 8
+    other_epochs: Sequence[int] = (12, 16)
+    layer_decay: float = PRETRAINED_ENCODER["layer_decay"]
+    batch_size: int = PRETRAINED_ENCODER["per_device_train_batch_size"]
     warmup: float = 0.1
-    mixed_precision: Literal["no", "bf16"] = "bf16"
+    mixed_precision: Literal["no", "bf16"] = PRETRAINED_ENCODER["mixed_precision"]
     max_length: int | None = None
 
     def first_setting(self, depth: int) -> Setting:

@@ -108,9 +108,7 @@ def _environment(changes: Mapping[str, str]) -> Iterator[None]:
 
 def _begin(lifeline: Connection, prepare: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     leave_signals_to_the_main_process()
-    tqdm.set_lock(
-        threading.RLock()
-    )  # by default it is one of the system's, which a process that is ended leaves behind
+    tqdm.set_lock(threading.RLock())  # by default it is the system's, which a process that is ended leaves behind
     threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
     prepare(*arguments)
 

@@ -66,7 +66,10 @@ def seed_all(seed: int, purpose: str, number: int) -> None:
     value = seed_for(seed, purpose, number)
     random.seed(value)
     np.random.seed(value)
-    torch.manual_seed(value)
+    if torch.accelerator.is_available():
+        torch.manual_seed(value)
+    else:  # for devices that are not there, it would note the whole call stack each time
+        torch.default_generator.manual_seed(value)
 
 
 def seed_for(seed: int, purpose: str, number: int) -> int:

@@ -340,6 +340,7 @@ class _Run:
             learning_rates,
         )
         self.model, self.optimizer = self.accelerator.prepare(self.model, raw)
+        self.weights = list(self.model.parameters())
         if resumed_from:
             checkpoint.load_optimizer(self._bare_model(), self.optimizer.optimizer, resumed_from)
         self.scheduler = build_scheduler(
@@ -474,7 +475,7 @@ class _Run:
         self.throughput.add(samples=len(ids) * counted, tokens=tokens * counted)
 
     def _clip(self) -> float:
-        norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.options.max_grad_norm or math.inf)
+        norm = self.accelerator.clip_grad_norm_(self.weights, self.options.max_grad_norm or math.inf)
         return float(cast(Any, norm).full_tensor() if hasattr(norm, "full_tensor") else norm)
 
     def _sum(self, value: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from fratrie.data.text_files import TextFormat
 from fratrie.inference import Precision
@@ -60,6 +60,19 @@ class InferenceOptions(ReadingOptions):
         default=None, metadata={"help": "Tokens at most, longer texts are cut; by default what the model takes."}
     )
 
+
+# How a pretrained encoder of a hundred million weights is fine-tuned on a thousand sentences, as options of
+# `fratrie finetune`. Chosen on respondents of the training part (benchmarks/family_relations.md).
+PRETRAINED_ENCODER: dict[str, Any] = {
+    "learning_rate": 4e-4,
+    "head_learning_rate": 2e-3,
+    "layer_decay": 0.9,
+    "trainable_layers": 6,
+    "num_train_epochs": 10,
+    "per_device_train_batch_size": 8,
+    "mixed_precision": "bf16",
+    "validation_size": 0,
+}
 
 _ROWS, _STEPS = (1, 10**6), 10**9  # more is a slip of the pen, and would end in a crash or never
 RANGES: dict[str, tuple[float, float]] = {

@@ -1,29 +1,34 @@
-import json
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import torch
+from accelerate.state import AcceleratorState, GradientState
+from safetensors.torch import load_file, save_file
 from sklearn.metrics import f1_score
 
 from fratrie import FratrieEncoderConfig, FratrieEncoderModel
+from fratrie.study import finetuning
 from fratrie.study.data import StudyData, folds_of
 from fratrie.study.finetuning import Recipe, Setting, decisions, finetune, finetuned_probabilities, search
 from fratrie.tokenization import train_byte_level_bpe
 from fratrie.training.baselines import Sentences
 from fratrie.training.classifiers import load_classifier
+from fratrie.training.loop import NonFiniteLossError
 from fratrie.training.tasks import Task
 
 WORDS = ["mère", "père", "sœur", "frère", "tante", "oncle"]
 TEXTS = [f"ma {first} et mon {second}" for first in WORDS for second in WORDS if first != second]
 LABELS = ["femme", "homme"]
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
-RECIPE = Recipe(depths=(0, 2), epochs=2, rate_factors=(2.0,), other_epochs=(), learning_rate=1e-2)
+RECIPE = Recipe(depths=(0, 2, 3), epochs=2, rate_factors=(2.0,), other_epochs=(), learning_rate=1e-2)
+WOMEN = np.array([sum(word in text for word in ("mère", "sœur", "tante")) for text in TEXTS])
 
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("encoder")
-    tokenizer = train_byte_level_bpe(TEXTS, vocab_size=300, sibling="encoder", show_progress=False)
+    tokenizer = train_byte_level_bpe(TEXTS, vocab_size=290, sibling="encoder", show_progress=False)
     config = FratrieEncoderConfig(
         **SIZES, vocab_size=300, max_position_embeddings=64, pad_token_id=tokenizer.pad_token_id, hidden_dropout=0.1
     )
@@ -33,12 +38,16 @@ def encoder(tmp_path_factory):
     return folder
 
 
+def study_data(labels, problem_type="multi_label_classification", names=LABELS):
+    groups = [index // 2 for index in range(20)]
+    return StudyData(
+        Sentences(TEXTS[:20], labels[:20], groups), Sentences(TEXTS[20:], labels[20:]), Task(problem_type, names)
+    )
+
+
 @pytest.fixture(scope="module")
 def data():
-    female = [[int(word in text) for word in ("mère", "sœur", "tante")] for text in TEXTS]
-    labels = np.array([[max(row), int(sum(row) < 2)] for row in female])
-    train = Sentences(TEXTS[:20], labels[:20], [index // 2 for index in range(20)])
-    return StudyData(train, Sentences(TEXTS[20:], labels[20:]), Task("multi_label_classification", LABELS))
+    return study_data(np.stack([WOMEN > 0, WOMEN < 2], axis=1).astype(int))
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +71,28 @@ def found(encoder, data, folds):
     return result, kept, told
 
 
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """Runs what is meant for other processes here, where nothing has to be imported again."""
+
+    @contextmanager
+    def open_workers(number, prepare, *arguments):
+        prepare(*arguments)
+        yield Here()
+
+    class Here:
+        def results(self, function, calls, look):
+            for key, arguments in calls.items():
+                yield key, function(*arguments)
+                look()
+
+    AcceleratorState._reset_state(True)
+    monkeypatch.setattr(finetuning, "open_workers", open_workers)
+    yield
+    AcceleratorState._reset_state(True)
+    GradientState._reset_state()
+
+
 def test_every_row_is_labelled_by_the_model_that_has_not_seen_it(found, data, folds):
     result, kept, _ = found
     chosen = result["chosen"]
@@ -69,17 +100,27 @@ def test_every_row_is_labelled_by_the_model_that_has_not_seen_it(found, data, fo
         logits, seconds = kept[chosen["depth"], chosen["learning_rate"], chosen["epochs"], fold]
         np.testing.assert_array_equal(result["out_of_fold_logits"][held_out], logits)
         assert seconds > 0
+    truth = np.concatenate([data.train.labels[held_out] for _, held_out in folds])
     for entry in result["tried"]:
         pieces = [kept[entry["depth"], entry["learning_rate"], entry["epochs"], fold][0] for fold in range(2)]
-        truth = np.concatenate([data.train.labels[held_out] for _, held_out in folds])
         expected = f1_score(truth, np.concatenate(pieces) > 0, average="macro", zero_division=0)
         assert entry["cross_validated_macro_f1"] == pytest.approx(expected)
 
 
-def test_the_rates_are_tried_at_the_best_depth(found):
+def test_a_model_learns_none_of_the_rows_that_it_labels(encoder, data, folds, in_this_process, monkeypatch):
+    learnt = []
+    monkeypatch.setattr(finetuning, "train", lambda model, options, accelerator, rows, *_, **__: learnt.append(rows))
+    search(data, encoder, folds, Recipe(depths=(), rate_factors=(), other_epochs=()))
+    texts = [{tuple(row["input_ids"]) for row in rows} for rows in learnt]
+    every = {tuple(row["input_ids"]) for rows in learnt for row in rows}
+    assert [len(each) for each in texts] == [len(rows) for rows, _ in folds]
+    assert texts[0] | texts[1] == every and not texts[0] & texts[1]
+
+
+def test_rates_are_tried_at_the_best_depth(found):
     result, kept, _ = found
     tried = [(entry["depth"], entry["learning_rate"], entry["epochs"]) for entry in result["tried"]]
-    assert tried[:2] == [(0, 2e-2, 2), (2, 1e-2, 2)]
+    assert tried[:2] == [(0, 0.1, 2), (2, 1e-2, 2)]  # the encoder has no third layer
     better = max(result["tried"][:2], key=lambda entry: entry["cross_validated_macro_f1"])
     assert tried[2:] == [(better["depth"], 2 * better["learning_rate"], 2)]
     assert result["chosen"] == max(result["tried"], key=lambda entry: entry["cross_validated_macro_f1"])
@@ -92,13 +133,51 @@ def test_progress_ends_with_all_work_done(found):
     assert told[-1][0] == pytest.approx(told[-1][1]) and all(done <= total * 1.001 for done, total in told)
 
 
-def test_one_process_goes_on_where_two_were_interrupted(found, encoder, data, folds, tmp_path):
-    """Neither the number of processes nor what they did before changes a bit; models of single labels are saved."""
+def test_an_interrupted_search_goes_on_and_gives_the_same_numbers(found, encoder, data, folds, in_this_process):
+    """To the bit, and whether two processes have done the work or one."""
     undisturbed, kept, _ = found
     known = {key: value for key, value in kept.items() if key[-1] == 0}
     again = {}
-    result = search(data, encoder, folds, RECIPE, workers=1, known=known, keep=lambda key, *_: again.update({key: 1}))
+    result = search(data, encoder, folds, RECIPE, known=known, keep=lambda key, *value: again.update({key: value}))
     assert again.keys() == kept.keys() - known.keys()
+    for key, (logits, _) in again.items():
+        np.testing.assert_array_equal(logits, kept[key][0])
     np.testing.assert_array_equal(result["out_of_fold_logits"], undisturbed["out_of_fold_logits"])
     scores = [[entry["cross_validated_macro_f1"] for entry in each["tried"]] for each in (result, undisturbed)]
     assert scores[0] == scores[1]
+
+
+def test_models_of_one_label_per_text_are_saved_whole(encoder, in_this_process, tmp_path):
+    names = ["deux hommes", "les deux", "deux femmes"]
+    data = study_data(np.eye(3, dtype=int)[WOMEN], "single_label_classification", names)
+    folders = {seed: tmp_path / str(seed) for seed in (1, 2)}
+    setting, recipe = Setting(1, 1e-2, 25), Recipe(mixed_precision="no")
+    logits = finetune(data, encoder, setting, folders, recipe)
+    assert logits.shape == (2, 10, 3) and not np.array_equal(*logits)
+    for seed, expected in zip(folders, logits, strict=True):
+        model, tokenizer, task = load_classifier(folders[seed])
+        assert task == data.task
+        inputs = tokenizer(TEXTS[20:], padding=True, return_tensors="pt")
+        with torch.no_grad():
+            np.testing.assert_allclose(model(**inputs).logits.numpy(), expected, atol=1e-5)
+    probabilities = finetuned_probabilities(data, encoder, setting, [np.arange(20), np.arange(5)], recipe, seed=1)
+    expected = torch.tensor(logits[0]).softmax(-1).numpy()
+    np.testing.assert_allclose(probabilities[0], expected, atol=1e-5)
+    assert probabilities.shape == (2, 10, 3) and np.abs(probabilities[1] - expected).max() > 0.01
+
+
+def test_decisions():
+    logits = np.array([[0.1, -1.0, 2.0], [-3.0, -1.0, -2.0]], dtype=np.float32)
+    assert decisions(logits, "multi_label_classification").tolist() == [[1, 0, 1], [0, 0, 0]]
+    assert decisions(logits, "single_label_classification").tolist() == [[0, 0, 1], [0, 1, 0]]
+
+
+def test_what_cannot_be_studied_is_told(encoder, data, folds, in_this_process, tmp_path):
+    with pytest.raises(ValueError, match="real values"):
+        search(study_data(WOMEN[:, None], "regression", ["value"]), encoder, folds)
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((encoder / name).read_bytes())
+    weights = load_file(encoder / "model.safetensors")
+    save_file({name: weight * torch.nan for name, weight in weights.items()}, tmp_path / "model.safetensors")
+    with pytest.raises(NonFiniteLossError, match="step 1: the loss is nan"):
+        search(data, tmp_path, folds, RECIPE)
