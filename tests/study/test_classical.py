@@ -1,0 +1,191 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from corpus import sentences, study_data
+from sklearn.base import clone
+from sklearn.feature_selection import SelectKBest, chi2
+from sklearn.metrics import f1_score
+from sklearn.model_selection import ParameterGrid, cross_val_predict
+from sklearn.multiclass import OneVsRestClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer, StandardScaler
+from sklearn.svm import SVC, LinearSVC
+
+from fratrie import FratrieEncoderConfig, FratrieEncoderModel
+from fratrie.study.classical import CLASSICAL_METHODS, pooled_states, score_classical
+from fratrie.tokenization import train_byte_level_bpe
+from fratrie.training.baselines import BASELINES, fit, folds_of, tfidf_features, tune
+
+QUICK = {
+    "logistic_regression": {"alpha": [1e-4, 1e-2], "l1_ratio": [0.5]},
+    "gradient_boosting": {"max_leaf_nodes": [2, 4], "max_iter": [5]},
+    "random_forest": {"min_samples_leaf": [1, 5], "n_estimators": [5]},
+    "linear_svc": {"C": [1e-3, 0.1]},
+    "kernel_svc": {"C": [0.1, 1.0]},
+}
+
+
+COLUMNS = 20
+
+
+def quick(name):
+    method = replace(CLASSICAL_METHODS[name], words=QUICK[name], states=QUICK[name])
+    return replace(method, dense_columns=method.dense_columns and COLUMNS)
+
+
+def vectors(texts):
+    """Some numbers about each text."""
+    return np.array([[text.count(letter) for letter in "mpsèeaiou"] for text in texts], dtype=np.float32)
+
+
+def by_hand(name, of_texts):
+    """The same method as one pipeline of scikit-learn, for each of its parameters."""
+    features = tfidf_features() if of_texts else StandardScaler()
+    for parameters in ParameterGrid(QUICK[name]):
+        classifier = clone(CLASSICAL_METHODS[name].classifier)
+        if name == "kernel_svc":
+            classifier = SVC(class_weight="balanced")
+        classifier.set_params(**parameters, random_state=7)
+        if name == "gradient_boosting" and of_texts:
+            dense = FunctionTransformer(lambda matrix: matrix.toarray(), accept_sparse=True)
+            classifier = make_pipeline(SelectKBest(chi2, k=COLUMNS), dense, classifier)
+        yield parameters, make_pipeline(features, OneVsRestClassifier(classifier))
+
+
+@pytest.mark.parametrize("single_label", [False, True])
+@pytest.mark.parametrize("of_texts", [True, False])
+@pytest.mark.parametrize("name", CLASSICAL_METHODS)
+def test_equals_a_pipeline_of_scikit_learn(name, of_texts, single_label):
+    train, test = sentences(15, 0, single_label), sentences(6, 1, single_label)
+    folds = folds_of(train, 3, seed=0)
+    inputs, unseen = (np.array(s.texts, dtype=object) if of_texts else vectors(s.texts) for s in (train, test))
+    target = train.labels.argmax(1) if single_label else train.labels
+    tried = []
+    for parameters, pipeline in by_hand(name, of_texts):
+        held_out = cross_val_predict(pipeline, inputs, target, cv=folds)
+        tried.append((f1_score(target, held_out, average="macro"), parameters, pipeline))
+    score, parameters, pipeline = max(tried, key=lambda one: one[0])
+    expected = pipeline.fit(inputs, target).predict(unseen)
+    found = tune(quick(name), inputs, train.labels, folds, single_label, seed=7)
+    assert found.parameters == parameters
+    assert found.cross_validated_macro_f1 == pytest.approx(score, abs=1e-12)
+    predicted = found.fitted.predict(unseen)
+    assert np.array_equal(predicted, np.eye(3, dtype=int)[expected] if single_label else expected)
+
+
+@pytest.mark.parametrize("name", CLASSICAL_METHODS)
+def test_labels_of_all_or_of_none_leave_the_others_as_they_are(name):
+    train, test = sentences(15, 0), sentences(6, 1)
+    all_and_none = np.tile([1, 0], (len(train.texts), 1))
+    method, parameters = quick(name), next(iter(ParameterGrid(QUICK[name])))
+    alone = fit(method, parameters, train.texts, train.labels).predict(test.texts)
+    beside = fit(method, parameters, train.texts, np.hstack([all_and_none, train.labels])).predict(test.texts)
+    assert beside[:, 0].all() and not beside[:, 1].any()
+    assert np.array_equal(beside[:, 2:], alone)
+
+
+def test_one_label_that_a_fold_does_not_know_is_never_given():
+    train = sentences(15, 0, single_label=True)
+    known = train.labels[:, 2] == 0
+    folds = [(np.flatnonzero(known), np.flatnonzero(~known)), (np.flatnonzero(~known), np.flatnonzero(known))]
+    texts = np.array(train.texts, dtype=object)
+    fitted = fit(BASELINES["linear_svc"], {"C": 0.1}, texts[known], train.labels[known], single_label=True)
+    assert fitted.predict(texts).sum(0)[2] == 0 and (fitted.predict(texts).sum(1) == 1).all()
+    only = fit(BASELINES["linear_svc"], {"C": 0.1}, texts[~known], train.labels[~known], single_label=True)
+    assert only.predict(texts)[:, 2].all()
+    assert tune(BASELINES["linear_svc"], texts, train.labels, folds, True).cross_validated_macro_f1 == 0
+
+
+@pytest.mark.parametrize("name", ["gradient_boosting", "random_forest", "logistic_regression"])
+def test_the_seed_decides_and_not_the_number_of_jobs(name):
+    train = sentences(15, 0)
+    folds = folds_of(replace(train, groups=None), 3, seed=0)
+
+    def found(**choices):
+        tuned = tune(quick(name), train.texts, train.labels, folds, **choices)
+        scores = np.stack(
+            [c.predict_proba(tuned.fitted.features.transform(train.texts)) for c in tuned.fitted.classifiers]
+        )
+        return tuned.parameters, tuned.cross_validated_macro_f1, scores
+
+    once, again = found(seed=3), found(seed=3, jobs=3)
+    assert once[:2] == again[:2] and np.array_equal(once[2], again[2])
+    if name != "gradient_boosting":  # which draws nothing from so few sentences
+        assert not np.array_equal(once[2], found(seed=4)[2])
+
+
+def test_progress_tells_every_fit():
+    train, told = sentences(6, 0), []
+    folds = folds_of(train, 3)
+    tune(
+        quick("linear_svc"), train.texts, train.labels, folds, progress=lambda done, total: told.append((done, total))
+    )
+    assert told == [(done, 7) for done in range(1, 8)]
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("encoder")
+    tokenizer = train_byte_level_bpe(sentences(15, 0).texts, 300, sibling="encoder", show_progress=False)
+    config = FratrieEncoderConfig(
+        vocab_size=len(tokenizer),
+        pad_token_id=tokenizer.pad_token_id,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+    )
+    torch.manual_seed(0)
+    FratrieEncoderModel(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_pooled_states_are_the_means_of_each_text_alone(encoder):
+    texts = ["ma mère", "mon père et ma sœur, le 3 du mois dernier", "oui"]
+    states = pooled_states(encoder, texts)
+    model = FratrieEncoderModel.from_pretrained(encoder).eval()
+    tokenizer = train_byte_level_bpe(sentences(15, 0).texts, 300, sibling="encoder", show_progress=False)
+    with torch.no_grad():
+        alone = [model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0) for text in texts]
+    assert states.shape == (3, 16)
+    assert np.allclose(states, torch.stack(alone).numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("single_label", [False, True])
+def test_scores_every_method_on_words_and_on_states(encoder, single_label):
+    data = study_data(single_label)
+    folds = folds_of(data.train, 3, seed=0)
+    known, told = {}, []
+
+    def step(name, find):
+        if name not in known:
+            known[name] = find()
+        return known[name]
+
+    found = score_classical(
+        data, encoder, folds, ["linear_svc"], step=step, progress=lambda done, total: told.append((done, total))
+    )
+    assert list(known) == ["classical-linear_svc-words", "classical-linear_svc-states"]
+    assert told[-1] == (2, 2) and told == sorted(told)
+    for features in ("words", "states"):
+        result = found["linear_svc"][features]
+        low, high = result["test"]["macro_f1_interval"]
+        assert low <= result["test"]["macro_f1"] <= high
+        assert list(result["test"]["f1_interval"]) == data.task.labels
+        assert np.shape(result["predictions"]) == data.test.labels.shape
+    pipeline = make_pipeline(tfidf_features(), OneVsRestClassifier(LinearSVC(class_weight="balanced", random_state=0)))
+    pipeline.set_params(onevsrestclassifier__estimator__C=found["linear_svc"]["words"]["parameters"]["C"])
+    expected = pipeline.fit(data.train.texts, data.train.labels).predict(data.test.texts)
+    if not single_label:
+        assert np.array_equal(found["linear_svc"]["words"]["predictions"], expected)
+    assert score_classical(data, "nowhere", folds, ["linear_svc"], step=step) == found
+
+
+def test_without_respondents_each_sentence_is_its_own(encoder):
+    data = study_data()
+    data = replace(data, train=replace(data.train, groups=None), test=replace(data.test, groups=None))
+    found = score_classical(data, encoder, folds_of(data.train, 2, seed=0), ["linear_svc"])
+    assert found["linear_svc"]["words"]["test"]["macro_f1_interval"] is not None
