@@ -16,9 +16,7 @@ from fratrie.training.metrics import MULTI_LABEL, SINGLE_LABEL, ProblemType
 from .packages import check_package
 
 
-def confusion(
-    predictions_NL: NDArray[np.int64], truth_NL: NDArray[np.int64], labels: Sequence[str]
-) -> dict[str, Any]:
+def confusion(predictions_NL: NDArray[np.int64], truth_NL: NDArray[np.int64], labels: Sequence[str]) -> dict[str, Any]:
     """Count which label was wrongly given in the sentences in which another was missed.
 
     Several labels per sentence have no matrix of confusion in the usual sense; for one label per sentence this is that
