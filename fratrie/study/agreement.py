@@ -38,7 +38,7 @@ def agreement(
         `kappa_interval` by label, and `mean_kappa` of the labels that have one; Krippendorff's `alpha` of the label
         sets, with Passonneau's (2006) MASI distance, which for one label per sentence is the nominal one; `exact`, the
         share of equal sets. `mean_kappa_interval` and `alpha_interval` are `[low, high]`, 95 % by respondent. `None`
-        stands for what is not defined: of a label that both always or never give, and of intervals over one respondent.
+        stands for what is not defined: of a label that both give always or never, or of intervals of one respondent.
 
     Raises:
         ValueError: no sentence was labelled by both.

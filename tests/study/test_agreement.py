@@ -23,11 +23,8 @@ def masi(one, other):
     """The distance of Passonneau (2006), by its words."""
     if one == other:
         return 0.0
-    if one <= other or other <= one:
-        monotonicity = 2 / 3
-    else:
-        monotonicity = 1 / 3 if one & other else 0
-    return 1 - len(one & other) / len(one | other) * monotonicity
+    jaccard = len(one & other) / len(one | other)
+    return 1 - jaccard * (2 / 3 if one <= other or other <= one else 1 / 3)
 
 
 def sets_of(rows):
