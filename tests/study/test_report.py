@@ -216,7 +216,7 @@ def test_the_same_results_give_the_same_bytes(written, tmp_path):
 
 @pytest.mark.parametrize("case", CASES)
 def test_figures_are_xml_with_the_labels_as_text(written, case):
-    for name in ("f1_by_label", "confusion"):
+    for name in ("f1_by_label", *["confusion"] * (case != "one label")):  # which is mistaken for no other
         svg = ElementTree.parse(written(case) / "figures" / f"{name}.svg")
         texts = ["".join(element.itertext()) for element in svg.iter("{http://www.w3.org/2000/svg}text")]
         for label in CASES[case]["data"]["labels"]:
@@ -257,12 +257,15 @@ def test_what_is_undefined_is_a_dash_and_no_failure(tmp_path):
     results["agreement"] |= {"mean_kappa": None, "alpha": None, "alpha_interval": None}
     results["agreement"]["kappa"]["+"] = results["agreement"]["kappa_interval"]["+"] = None
     results["errors"] |= {"confident": [], "label_issues": []}
+    results["errors"]["confusion"]["missed_given"] = [[0] * 11] * 11
+    results["search"] |= {"tried": results["search"]["tried"][:1], "chosen": results["search"]["tried"][0]}
     results["learning_curve"]["methods"] = {}
     results["words"]["+"] = []
     write_report(results, tmp_path)
     page = page_of(tmp_path)
     assert page.tables["table-agreement"][1] == ["+", "–", "–"] and page.tables["table-scores"][1][4] == "–"
     assert "learning_curve" not in page.ids and "None" not in page.text
+    assert [name for name in page.ids if name.startswith("figure-")] == ["figure-f1_by_label", "figure-reliability"]
 
 
 def test_the_summary_is_three_sentences_on_what_there_is():
