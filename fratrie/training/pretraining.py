@@ -24,7 +24,7 @@ from transformers import (
 import fratrie  # noqa: F401 (registers its models)
 from fratrie.checkpoints import check_counts, check_memory, read_json, reason_of
 from fratrie.pipelines.text_length import longest_text
-from fratrie.tokenization import SIBLINGS, sentinel_token_ids, with_sibling
+from fratrie.tokenization import SIBLINGS, knows_templates, sentinel_token_ids, with_sibling
 
 from .batches import Collator
 from .collators import MaskingCollator, PackedCausalCollator, SpanCorruptionCollator
@@ -57,16 +57,12 @@ def open_tokenizer(folder: str, objective: ObjectiveName) -> PreTrainedTokenizer
         ValueError: there is none, or it lacks a special token that the objective needs.
     """
     tokenizer = load_tokenizer(folder)
-    if type(tokenizer) is PreTrainedTokenizerFast and _knows_templates(tokenizer):
+    if type(tokenizer) is PreTrainedTokenizerFast and knows_templates(tokenizer):
         tokenizer = with_sibling(tokenizer, SIBLING_FOR[objective])
     needed = {"mlm": "mask_token", "clm": "eos_token", "denoise": "eos_token"}[objective]
     if getattr(tokenizer, needed) is None:
         raise ValueError(f"the tokenizer in {folder} has no {needed}, which {objective} needs: set it and save it")
     return tokenizer
-
-
-def _knows_templates(tokenizer: PreTrainedTokenizerFast) -> bool:
-    return tokenizer.get_vocab().keys() >= {"<s>", "<pad>", "</s>", "<mask>"}
 
 
 def parse_overrides(text: str) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def test_options_reach_the_tokenizer(train, tmp_path):
 
 def test_a_character_tokenizer_of_a_text_file_knows_its_line_ends(train, tmp_path):
     alphabet = "\n !$&',-.3:;?" + string.ascii_letters
-    tokenizer, out = train("--files", write(tmp_path / "a.txt", alphabet), "--kind", "character")
+    tokenizer, out = train("--files", write(tmp_path / "a.txt", alphabet), "--algorithm", "character")
     assert tokenizer("hii there\n", add_special_tokens=False).input_ids == [
         46,
         47,
@@ -136,7 +136,7 @@ WRONG = {
     "blank.csv": ('text\n" "\n', [], "all 1 texts are empty"),
     "codes.txt": ("maman\n", ["--annotated"], "codes.txt, line 1"),
     "small.txt": ("maman\n", ["--vocab_size", "259"], "vocab_size=259 is too small: it takes at least 260"),
-    "kind.txt": ("maman\n", ["--kind", "character", "--vocab_size", "50"], "--vocab_size has no meaning"),
+    "kind.txt": ("maman\n", ["--algorithm", "character", "--vocab_size", "50"], "--vocab_size has no meaning"),
     "texts.doc": ("maman\n", [], "unknown extension '.doc'"),
 }
 
@@ -244,7 +244,7 @@ def test_as_a_command(tmp_path):
         return run_forked(SCRIPT, *arguments)
 
     text = run("--help").stdout
-    assert "Texts: .txt, .csv" in text
+    assert "Texts: .txt (one per line), .csv" in " ".join(text.split())
     assert "decoder '<s> A'" in " ".join(text.split())
     path = write(tmp_path / "a.txt", "papa maman\n" * 3)
     done = run("--files", path, "--vocab_size", 264, "--output_dir", tmp_path / "out")
