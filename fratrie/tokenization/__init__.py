@@ -1,4 +1,4 @@
-"""Tokenizers: byte-level BPE, WordPiece, Unigram and characters, one vocabulary for three siblings, and a reference."""
+"""Tokenizers: byte-level BPE, WordPiece, Unigram, characters; one vocabulary for three siblings; a reference."""
 
 from fratrie.tokenization.byte_level import add_words, train_byte_level_bpe
 from fratrie.tokenization.character import train_character_tokenizer
