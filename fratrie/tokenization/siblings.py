@@ -130,6 +130,7 @@ def as_pretrained(
     template, names = _template(sibling), _names(backend)
     if missing := _missing(backend, names):
         raise ValueError(f"the vocabulary lacks {', '.join(missing)}, which the {sibling} template needs")
+    backend = _with_first_space(backend, sibling == "decoder")
     backend.post_processor = _post_processor(backend, template, names)
     roles = {"bos_token": names.begin, "eos_token": names.end, "pad_token": names.pad, "mask_token": names.mask}
     if sibling == "encoder":
@@ -172,6 +173,21 @@ def _names(backend: Tokenizer) -> _Names:
 
 def _missing(backend: Tokenizer, names: _Names) -> list[str]:
     return [each for each in (names.begin, names.pad, names.end, names.mask) if backend.token_to_id(each) is None]
+
+
+def _with_first_space(backend: Tokenizer, kept: bool) -> Tokenizer:
+    """Keep or strip the space that WordPiece and Unigram put before the first word.
+
+    A text begins without it. But what a decoder has written is decoded without its prompt (in the pipelines of
+    transformers as in a stream), and then it is the space between the two.
+    """
+    state = json.loads(backend.to_str())
+    steps = (state["decoder"] or {}).get("decoders", [])
+    if state["model"]["type"] not in ("WordPiece", "Unigram") or not steps:
+        return backend
+    strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+    state["decoder"]["decoders"] = [step for step in steps if step != strip] + [strip] * (not kept)
+    return Tokenizer.from_str(json.dumps(state))
 
 
 def _post_processor(backend: Tokenizer, template: _Template, names: _Names) -> processors.PostProcessor:

@@ -1,8 +1,8 @@
 """Unigram (Kudo, 2018) with SentencePiece's words as XLM-R and CamemBERT have them: `▁` begins each, and stays on it.
 
 What comes back is the normalized text: NFKC, control characters and repeated white space left out, as SentencePiece's
-default `nmt_nfkc` has it. A character that the corpus lacks is `<unk>`, or its bytes with `byte_fallback`, and then
-nothing is lost.
+default `nmt_nfkc` has it; a decoder's keeps the space before the first word. A character that the corpus lacks is
+`<unk>`, or its bytes with `byte_fallback`, and then nothing is lost.
 """
 
 import json
@@ -109,6 +109,6 @@ def _untrained(byte_fallback: bool) -> Tokenizer:
         ]  # a ▁ comes back as the space it marks
     )
     backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
-    metaspace = decoders.Metaspace()
-    backend.decoder = decoders.Sequence([decoders.ByteFallback(), metaspace]) if byte_fallback else metaspace
+    spaced = decoders.Metaspace(prepend_scheme="never")
+    backend.decoder = decoders.Sequence([*[decoders.ByteFallback()] * byte_fallback, spaced, decoders.Fuse()])
     return backend

@@ -1,13 +1,13 @@
-"""WordPiece (Wu et al., 2016) with BERT's words, special tokens and decoder (Devlin et al., 2019).
+"""WordPiece (Wu et al., 2016) with BERT's words and special tokens (Devlin et al., 2019).
 
 What comes back is not the text but its words, one space between them, a few signs joined again («j ' ai» as «j'ai»);
-encoded anew they give the same tokens. A word with a character that the corpus lacks, or of more than 100
-characters, is `[UNK]` as a whole.
+encoded anew they give the same tokens. What a decoder writes begins with the space that belongs there. A word with a
+character that the corpus lacks, or of more than 100 characters, is `[UNK]` as a whole.
 """
 
 from collections.abc import Iterable
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from fratrie.tokenization.byte_level import checked_texts
@@ -84,6 +84,9 @@ def _untrained(lowercase: bool, strip_accents: bool) -> Tokenizer:
     bert = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=strip_accents)
     backend.normalizer = normalizers.Sequence([normalizers.NFC(), bert])
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    # What decoders.WordPiece does, and yet right for the first of some tokens in the middle of a text.
+    spaced = decoders.Replace(Regex(f"^(?!{PREFIX}|[.,!?]$)"), " ")
+    bare = decoders.Replace(Regex(f"^{PREFIX}"), "")
     joined = [decoders.Replace(f" {apostrophe} ", apostrophe) for apostrophe in "'’"]
-    backend.decoder = decoders.Sequence([decoders.WordPiece(prefix=PREFIX), decoders.Fuse(), *joined])
+    backend.decoder = decoders.Sequence([spaced, bare, decoders.Fuse(), *joined])
     return backend

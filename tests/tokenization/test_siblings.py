@@ -15,7 +15,7 @@ from fratrie.tokenization import (
     with_sibling,
 )
 
-TEXTS = ["ma mère et mon père", "j'ai une sœur et l'autre est là", "A AB B"] * 2
+TEXTS = ["ma mère et mon père", "j'ai une sœur et l'autre est là", "A AB B ,."] * 2
 TEMPLATES = {
     "encoder": ("<s> A </s>", "<s> A </s> </s> B </s>", "right"),
     "decoder": ("<s> A", "<s> A <s> B", "left"),
@@ -111,6 +111,18 @@ def test_one_vocabulary_serves_every_sibling(kind, first, sibling):
     assert other.padding_side == TEMPLATES[sibling][2]
     assert other.special_tokens_map == fresh.special_tokens_map
     assert sibling_of(tokenizer) == first
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram"])
+def test_what_a_decoder_goes_on_with_begins_with_its_space(kind):
+    encoder = KINDS[kind]("encoder")
+    decoder, text = with_sibling(encoder, "decoder"), "ma mère et mon père, une sœur."
+    ids = decoder(text, add_special_tokens=False).input_ids
+    assert decoder.decode(ids).removeprefix(" ") == encoder.decode(ids) == text
+    for cut in range(1, len(ids)):
+        assert decoder.decode(ids[:cut]) + decoder.decode(ids[cut:]) == decoder.decode(ids)
+    back = with_sibling(decoder, "encoder")
+    assert back.backend_tokenizer.to_str() == encoder.backend_tokenizer.to_str()
 
 
 def test_with_sibling_keeps_length_and_chat_template():
