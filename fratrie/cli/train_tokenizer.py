@@ -1,11 +1,12 @@
 """Train a tokenizer on your own texts and save it where `AutoTokenizer.from_pretrained` finds it.
 
 Example: fratrie train-tokenizer --files fratrie/data/family_relations/train.txt --annotated
---vocab_size 2000 --output_dir runs/tokenizer
+--algorithm unigram --vocab_size 2000 --output_dir runs/tokenizer
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -16,54 +17,70 @@ from fratrie.checkpoints import CONFIG, TOKENIZER_CONFIG, TOKENIZER_FILES
 from fratrie.data.loading import load_texts
 from fratrie.data.text_files import existing_file, read_text
 from fratrie.files import held, new_folder
-from fratrie.tokenization import Sibling, train_byte_level_bpe, train_character_tokenizer
+from fratrie.tokenization import (
+    Sibling,
+    train_byte_level_bpe,
+    train_character_tokenizer,
+    train_unigram,
+    train_wordpiece,
+)
 from fratrie.training.corpora import named_texts
-from fratrie.training.options import ReadingOptions
+from fratrie.training.options import TextOptions
 
 from .options import read_options
 from .running import run
 
 SAMPLE = 10_000
+# Each algorithm with the options that it alone, or not every other one, has.
+_ALGORITHMS: dict[str, tuple[Callable[..., PreTrainedTokenizerFast], tuple[str, ...]]] = {
+    "byte_level_bpe": (train_byte_level_bpe, ("vocab_size", "min_frequency", "split_digits")),
+    "wordpiece": (
+        train_wordpiece,
+        ("vocab_size", "min_frequency", "limit_alphabet", "lowercase", "strip_accents"),
+    ),
+    "unigram": (train_unigram, ("vocab_size", "limit_alphabet", "byte_fallback")),
+    "character": (train_character_tokenizer, ()),
+}
 
 
 @dataclass(kw_only=True)
-class TokenizerArguments(ReadingOptions):
+class TokenizerArguments(TextOptions):
     """What to read, what to train and where to save it."""
 
     output_dir: str = field(metadata={"help": "Folder for the tokenizer; created if it does not exist."})
     overwrite: bool = field(default=False, metadata={"help": "Replace a tokenizer that the folder holds."})
-    files: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Texts: .txt, .csv, .tsv, .xlsx, .ods, .json, .jsonl or .parquet files."},
-    )
-    annotated: bool = field(
-        default=False,
-        metadata={"help": "The files hold annotated lines 'CODE SENTENCE': train on the sentences alone."},
-    )
-    dataset: str | None = field(
-        default=None,
-        metadata={"help": "Instead of files: a folder, or a dataset of the Hugging Face Hub by its name."},
-    )
-    dataset_config: str | None = field(default=None, metadata={"help": "Configuration of the dataset."})
-    dataset_split: str = field(default="train", metadata={"help": "Split of the dataset."})
-    streaming: bool = field(
-        default=False, metadata={"help": "Read the dataset as it comes instead of storing it first."}
-    )
-    kind: Literal["bpe", "character"] = field(
-        default="bpe", metadata={"help": "Byte-level BPE, or one token per character."}
+    algorithm: Literal["byte_level_bpe", "wordpiece", "unigram", "character"] = field(
+        default="byte_level_bpe",
+        metadata={
+            "help": "byte_level_bpe: GPT-2's and RoBERTa's, loses nothing; wordpiece: BERT's; unigram: "
+            "SentencePiece's, as CamemBERT and XLM-R have it; character: one token per character."
+        },
     )
     vocab_size: int = field(
-        default=8000, metadata={"help": "bpe: tokens in all, special tokens and 256 bytes included."}
+        default=8000, metadata={"help": "Tokens in all, special tokens and the alphabet (or 256 bytes) included."}
     )
     min_frequency: int = field(
-        default=2, metadata={"help": "bpe: two tokens are merged only if they meet this often."}
+        default=2,
+        metadata={"help": "byte_level_bpe, wordpiece: two tokens are merged only if they meet this often."},
     )
-    split_digits: bool = field(default=False, metadata={"help": "bpe: each digit is a token of its own."})
+    split_digits: bool = field(default=False, metadata={"help": "byte_level_bpe: each digit is a token of its own."})
+    limit_alphabet: int = field(
+        default=1000,
+        metadata={"help": "wordpiece, unigram: the most frequent characters to learn; others are unknown."},
+    )
+    lowercase: bool = field(default=False, metadata={"help": "wordpiece: capitals become small letters."})
+    strip_accents: bool = field(
+        default=False,
+        metadata={"help": "wordpiece: drop the accents, by which French tells words apart (a, à; pêche, péché)."},
+    )
+    byte_fallback: bool = field(
+        default=False, metadata={"help": "unigram: an unknown character becomes its bytes, and is not lost."}
+    )
     sibling: Sibling = field(
         default="encoder",
         metadata={
             "help": "Tokens put around a text: encoder '<s> A </s>', decoder '<s> A' (padded on the left), "
-            "seq2seq 'A </s>'."
+            "seq2seq 'A </s>'; wordpiece calls them [CLS] and [SEP]."
         },
     )
     num_sentinels: int | None = field(
@@ -87,8 +104,7 @@ def main() -> None:
 
 
 def _texts(arguments: TokenizerArguments) -> Iterable[str]:
-    if bool(arguments.files) == bool(arguments.dataset):
-        raise ValueError("give either --files or --dataset: one of them says which texts to train on")
+    arguments.check_sources()
     if arguments.streaming and not arguments.dataset:
         raise ValueError("--streaming reads a --dataset as it comes; --files are read whole: leave one of them out")
     if arguments.dataset:
@@ -131,14 +147,12 @@ def _remember(texts: Iterable[str], sample: list[str]) -> Iterator[str]:
 
 
 def _train(texts: Iterable[str], arguments: TokenizerArguments) -> PreTrainedTokenizerFast:
-    shared = {name: getattr(arguments, name) for name in ("sibling", "num_sentinels", "model_max_length")}
-    bpe_only = ("vocab_size", "min_frequency", "split_digits")
-    if arguments.kind == "bpe":
-        return train_byte_level_bpe(texts, **shared, **{name: getattr(arguments, name) for name in bpe_only})
-    given = [name for name in bpe_only if getattr(arguments, name) != getattr(TokenizerArguments, name)]
-    if given:
-        raise ValueError(f"--{given[0]} has no meaning for --kind character: leave it out")
-    return train_character_tokenizer(texts, **shared)
+    train, own = _ALGORITHMS[arguments.algorithm]
+    for name in sorted({name for _, names in _ALGORITHMS.values() for name in names} - set(own)):
+        if getattr(arguments, name) != getattr(TokenizerArguments, name):
+            raise ValueError(f"--{name} has no meaning for --algorithm {arguments.algorithm}: leave it out")
+    shared = ("sibling", "num_sentinels", "model_max_length")
+    return train(texts, **{name: getattr(arguments, name) for name in (*shared, *own)})
 
 
 def _summary(tokenizer: PreTrainedTokenizerFast, sample: list[str], arguments: TokenizerArguments) -> str:
@@ -146,10 +160,18 @@ def _summary(tokenizer: PreTrainedTokenizerFast, sample: list[str], arguments: T
     tokens = sum(len(encoding.ids) for encoding in encodings)
     words = sum(len(text.split()) for text in sample)
     size = sum(len(text.encode()) for text in sample)
+    unknown = Counter(
+        text[start:end]
+        for text, encoding in zip(sample, encodings, strict=True)
+        for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True)
+        if token == tokenizer.unk_token_id
+    )
+    shown = ", ".join(repr(piece) for piece, _ in unknown.most_common(5))
     return (
-        f"{arguments.kind} tokenizer for the {arguments.sibling}, saved to {arguments.output_dir}\n"
+        f"{arguments.algorithm} tokenizer for the {arguments.sibling}, saved to {arguments.output_dir}\n"
         f"vocabulary: {len(tokenizer)} tokens, {len(tokenizer.all_special_tokens)} of them special\n"
-        f"first {len(sample)} text(s): {tokens / words:.2f} tokens per word, {size / tokens:.2f} bytes per token"
+        f"first {len(sample)} text(s): {tokens / words:.2f} tokens per word, {size / tokens:.2f} bytes per token, "
+        f"{unknown.total()} unknown{f' ({shown})' if unknown else ''}"
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 from tokenizers import Tokenizer
-from tokenizers.models import Unigram
+from tokenizers.models import Unigram, WordPiece
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
 from fratrie.modeling.pretrained import FratriePreTrainedModel
@@ -26,12 +26,13 @@ Model = TypeVar("Model", bound=FratriePreTrainedModel)
 def prune_vocabulary(
     model: Model, tokenizer: PreTrainedTokenizerFast, texts: Iterable[str]
 ) -> tuple[Model, PreTrainedTokenizerFast]:
-    """Copy a model and its Unigram tokenizer (Kudo 2018) with only the pieces that are needed.
+    """Copy a model and its Unigram (Kudo 2018) or WordPiece tokenizer with only the pieces that are needed.
 
     These are the pieces of `texts`, the special tokens and every piece of one character or one byte. A text whose
     pieces were all kept has the same pieces and hidden states, to the bit; any other is cut into shorter pieces, and
-    into unknown ones only where it was before. Since an unknown character costs 10 more than the least likely piece,
-    that one is kept as well.
+    into unknown ones only where it was before. Since an unknown character costs 10 more than the least likely piece of
+    a Unigram model, that one is kept as well. An unknown word of a WordPiece stays so where the vocabulary holds every
+    character of its pieces, as a trained one does.
 
     Args:
         model: any of our models; it is not changed. Every matrix with one row per token loses rows.
@@ -45,7 +46,7 @@ def prune_vocabulary(
     Raises:
         ValueError: the tokenizer is not a Unigram model or has more tokens than the model, or there is no text.
     """
-    backend = _unigram_backend(model, tokenizer)
+    backend = _bare_backend(model, tokenizer)
     kept = sorted(_needed_ids(model, backend, texts))
     new_ids = {old: new for new, old in enumerate(kept)}
     pruned_model = _prune_model(model, kept, new_ids)
@@ -54,12 +55,14 @@ def prune_vocabulary(
     return pruned_model, pruned_tokenizer
 
 
-def _unigram_backend(model: FratriePreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
+def _bare_backend(model: FratriePreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
     """A copy of the tokenizer's backend that neither pads nor truncates."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None or not isinstance(backend.model, Unigram):
+    if backend is None or not isinstance(backend.model, (Unigram, WordPiece)):
         kind = type(tokenizer if backend is None else backend.model).__name__
-        raise ValueError(f"the vocabulary of a {kind} tokenizer cannot be pruned, only that of a Unigram one: keep it")
+        raise ValueError(
+            f"the vocabulary of a {kind} tokenizer cannot be pruned, only that of a Unigram or WordPiece one: keep it"
+        )
     for config in _with_stacks(model.config):
         if len(tokenizer) > config.vocab_size:
             raise ValueError(
@@ -77,11 +80,7 @@ def _with_stacks(config: PreTrainedConfig) -> list[PreTrainedConfig]:
 
 
 def _needed_ids(model: FratriePreTrainedModel, backend: Tokenizer, texts: Iterable[str]) -> set[int]:
-    state = json.loads(backend.to_str())["model"]
-    scores = [score for _, score in state["vocab"]]
-    spelled = [f"<0x{byte:02X}>" for byte in range(256)] if state.get("byte_fallback") else []
-    needed = {index for index, (piece, _) in enumerate(state["vocab"]) if len(piece) == 1 or piece in spelled}
-    needed |= {scores.index(min(scores)), *([] if state["unk_id"] is None else [state["unk_id"]])}
+    needed = _always_needed(json.loads(backend.to_str())["model"])
     needed |= set(backend.get_added_tokens_decoder())
     needed |= set(backend.encode("", "").ids)  # what surrounds a text and a pair
     for config in _with_stacks(model.config):
@@ -91,6 +90,18 @@ def _needed_ids(model: FratriePreTrainedModel, backend: Tokenizer, texts: Iterab
     if (largest := max(needed)) >= backend.get_vocab_size():
         raise ValueError(f"the model's configuration names the token {largest}, which the tokenizer lacks: correct it")
     return needed
+
+
+def _always_needed(model: dict[str, Any]) -> set[int]:
+    """What any text can be spelled with, and the unknown piece."""
+    if model["type"] == "WordPiece":
+        prefix, vocabulary = model["continuing_subword_prefix"], model["vocab"]
+        needed = {index for piece, index in vocabulary.items() if len(piece.removeprefix(prefix)) == 1}
+        return needed | {vocabulary[model["unk_token"]]}
+    scores = [score for _, score in model["vocab"]]
+    spelled = [f"<0x{byte:02X}>" for byte in range(256)] if model.get("byte_fallback") else []
+    needed = {index for index, (piece, _) in enumerate(model["vocab"]) if len(piece) == 1 or piece in spelled}
+    return needed | {scores.index(min(scores)), *([] if model["unk_id"] is None else [model["unk_id"]])}
 
 
 def _special_ids(config: PreTrainedConfig | GenerationConfig) -> list[tuple[str, list[int]]]:
@@ -134,10 +145,13 @@ def _prune_model(model: Model, kept: list[int], new_ids: dict[int, int]) -> Mode
 def _prune_tokenizer(
     tokenizer: PreTrainedTokenizerFast, state: dict[str, Any], new_ids: dict[int, int]
 ) -> PreTrainedTokenizerFast:
-    unigram = state["model"]
-    unigram["vocab"] = [entry for index, entry in enumerate(unigram["vocab"]) if index in new_ids]
-    if unigram["unk_id"] is not None:
-        unigram["unk_id"] = new_ids[unigram["unk_id"]]
+    model = state["model"]
+    if model["type"] == "WordPiece":
+        model["vocab"] = {piece: new_ids[old] for piece, old in model["vocab"].items() if old in new_ids}
+    else:
+        model["vocab"] = [entry for index, entry in enumerate(model["vocab"]) if index in new_ids]
+        if model["unk_id"] is not None:
+            model["unk_id"] = new_ids[model["unk_id"]]
     for token in state["added_tokens"]:
         token["id"] = new_ids[token["id"]]
     _renumber_processor(state["post_processor"] or {}, new_ids)

@@ -9,7 +9,6 @@ letters of such a token for bytes: «beau-père» comes back damaged, with any b
 them correctly.
 """
 
-import logging
 from collections.abc import Iterable, Iterator, Sequence, Sized
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -23,9 +22,8 @@ from fratrie.tokenization.siblings import (
     check_size,
     is_byte_level,
     special_tokens,
+    tell_size,
 )
-
-logger = logging.getLogger(__name__)
 
 # GPT-2's word borders with French elision (l', qu’, aujourd') instead of the English contractions,
 # which would cut «j'mange» into j, 'm, ange. {numbers} is the one part that an option changes.
@@ -78,13 +76,7 @@ def train_byte_level_bpe(
     )
     length = len(texts) if isinstance(texts, Sized) else None
     backend.train_from_iterator(checked_texts(texts), trainer, length=length)
-    if (size := backend.get_vocab_size()) < vocab_size:
-        logger.warning(
-            "The corpus gave %d tokens of the %d asked for: no pair is left that occurs %d times.",
-            size,
-            vocab_size,
-            min_frequency,
-        )
+    tell_size(backend, vocab_size, f"no pair is left that occurs {min_frequency} times")
     return as_pretrained(backend, sibling, model_max_length)
 
 

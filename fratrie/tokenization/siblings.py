@@ -5,11 +5,15 @@ The vocabulary is shared: one trained tokenizer serves the encoder, the decoder 
 """
 
 import json
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from tokenizers import AddedToken, Tokenizer, processors
 from transformers import PreTrainedTokenizerFast
+
+logger = logging.getLogger(__name__)
 
 Sibling = Literal["encoder", "decoder", "seq2seq"]
 SIBLINGS: tuple[str, ...] = get_args(Sibling)
@@ -21,29 +25,49 @@ MOST_POSITIONS = 10**9
 
 
 @dataclass(frozen=True)
+class _Names:
+    """What the special tokens are called, and what closes the first text of an encoder's pair."""
+
+    begin: str
+    pad: str
+    end: str
+    mask: str
+    unknown: str
+    between: str
+
+
+_ROBERTA = _Names(BOS, PAD, EOS, MASK, UNK, between=f"{EOS} {EOS}:1")
+_BERT = _Names("[CLS]", "[PAD]", "[SEP]", "[MASK]", "[UNK]", between="[SEP]")
+
+
+@dataclass(frozen=True)
 class _Template:
     single: str
     pair: str
     padding_side: Literal["left", "right"]
 
 
-# The decoder never appends </s>: a prompt that ends with it generates nothing.
+# The decoder never appends the end: a prompt that ends with it generates nothing.
 _TEMPLATES = {
-    "encoder": _Template(f"{BOS} $A {EOS}", f"{BOS} $A {EOS} {EOS}:1 $B:1 {EOS}:1", "right"),
-    "decoder": _Template(f"{BOS} $A", f"{BOS} $A {BOS}:1 $B:1", "left"),
-    "seq2seq": _Template(f"$A {EOS}", f"$A {EOS} $B:1 {EOS}:1", "right"),
+    "encoder": _Template("{begin} $A {end}", "{begin} $A {between} $B:1 {end}:1", "right"),
+    "decoder": _Template("{begin} $A", "{begin} $A {begin}:1 $B:1", "left"),
+    "seq2seq": _Template("$A {end}", "$A {end} $B:1 {end}:1", "right"),
 }
 
 
 def special_tokens(
-    sibling: Sibling, num_sentinels: int | None = None, mask_takes_space: bool = True
+    sibling: Sibling,
+    num_sentinels: int | None = None,
+    mask_takes_space: bool = True,
+    names: Sequence[str] = (BOS, PAD, EOS, MASK),
 ) -> list[AddedToken]:
-    """Special tokens in the order of their ids: `<s> <pad> </s> <mask>`, then `<extra_id_0>` and so on.
+    """Special tokens in the order of their ids: `names`, then `<extra_id_0>` and so on.
 
     Args:
         sibling: decides how many sentinels there are when `num_sentinels` is None: 32 for "seq2seq", else 0.
         num_sentinels: span-corruption sentinels (Raffel et al., 2020).
         mask_takes_space: `<mask>` swallows the spaces before it, for vocabularies whose words carry theirs.
+        names: of the other tokens, RoBERTa's (`<s>`) or BERT's (`[CLS]`).
 
     Raises:
         ValueError: `sibling` is none of `SIBLINGS`, or `num_sentinels` is out of range.
@@ -52,10 +76,10 @@ def special_tokens(
     if num_sentinels is None:
         num_sentinels = DEFAULT_SENTINELS if sibling == "seq2seq" else 0
     check_size("num_sentinels", num_sentinels, 0, 10_000)
-    mask = AddedToken(MASK, lstrip=mask_takes_space, normalized=False, special=True)
-    others = [BOS, PAD, EOS, *(f"<extra_id_{index}>" for index in range(num_sentinels))]
-    tokens = [AddedToken(token, normalized=False, special=True) for token in others]
-    return [*tokens[:3], mask, *tokens[3:]]
+    return [
+        AddedToken(name, lstrip=mask_takes_space and name == MASK, normalized=False, special=True)
+        for name in (*names, *(f"<extra_id_{index}>" for index in range(num_sentinels)))
+    ]
 
 
 def check_size(name: str, size: int, least: int, most: int) -> None:
@@ -66,6 +90,12 @@ def check_size(name: str, size: int, least: int, most: int) -> None:
     """
     if not least <= size <= most:
         raise ValueError(f"{name}={size} must lie in {least}…{most}")
+
+
+def tell_size(backend: Tokenizer, asked: int, reason: str) -> None:
+    """Warn of a vocabulary that came out smaller than asked for."""
+    if (size := backend.get_vocab_size()) < asked:
+        logger.warning("The corpus gave %d tokens of the %d asked for: %s.", size, asked, reason)
 
 
 def sentinel_token_ids(tokenizer: PreTrainedTokenizerFast) -> list[int]:
@@ -97,21 +127,21 @@ def as_pretrained(
     Raises:
         ValueError: as `with_sibling`.
     """
-    template = _template(sibling)
-    missing = [token for token in (BOS, PAD, EOS, MASK) if backend.token_to_id(token) is None]
-    if missing:
+    template, names = _template(sibling), _names(backend)
+    if missing := _missing(backend, names):
         raise ValueError(f"the vocabulary lacks {', '.join(missing)}, which the {sibling} template needs")
-    backend.post_processor = _post_processor(backend, template)
-    names = {"bos_token": BOS, "eos_token": EOS, "pad_token": PAD, "mask_token": MASK}
+    backend = _with_first_space(backend, sibling == "decoder")
+    backend.post_processor = _post_processor(backend, template, names)
+    roles = {"bos_token": names.begin, "eos_token": names.end, "pad_token": names.pad, "mask_token": names.mask}
     if sibling == "encoder":
-        names |= {"cls_token": BOS, "sep_token": EOS}
-    if backend.token_to_id(UNK) is not None:
-        names["unk_token"] = UNK
+        roles |= {"cls_token": names.begin, "sep_token": names.end}
+    if backend.token_to_id(names.unknown) is not None:
+        roles["unk_token"] = names.unknown
     added = sorted(backend.get_added_tokens_decoder().items())
-    extra = [token.content for _, token in added if token.special and token.content not in names.values()]
+    extra = [token.content for _, token in added if token.special and token.content not in roles.values()]
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
-        **names,
+        **roles,
         extra_special_tokens=extra,
         padding_side=template.padding_side,
         model_max_length=model_max_length,
@@ -119,6 +149,11 @@ def as_pretrained(
         clean_up_tokenization_spaces=False,
         chat_template=chat_template,
     )
+
+
+def knows_templates(tokenizer: PreTrainedTokenizerFast) -> bool:
+    """Whether the vocabulary holds the four special tokens that `with_sibling` needs."""
+    return not _missing(tokenizer.backend_tokenizer, _names(tokenizer.backend_tokenizer))
 
 
 def is_byte_level(backend: Tokenizer) -> bool:
@@ -132,11 +167,34 @@ def _template(sibling: str) -> _Template:
     return _TEMPLATES[sibling]
 
 
-def _post_processor(backend: Tokenizer, template: _Template) -> processors.PostProcessor:
+def _names(backend: Tokenizer) -> _Names:
+    return _ROBERTA if _missing(backend, _BERT) else _BERT
+
+
+def _missing(backend: Tokenizer, names: _Names) -> list[str]:
+    return [each for each in (names.begin, names.pad, names.end, names.mask) if backend.token_to_id(each) is None]
+
+
+def _with_first_space(backend: Tokenizer, kept: bool) -> Tokenizer:
+    """Keep or strip the space that WordPiece and Unigram put before the first word.
+
+    A text begins without it. But what a decoder has written is decoded without its prompt (in the pipelines of
+    transformers as in a stream), and then it is the space between the two.
+    """
+    state = json.loads(backend.to_str())
+    steps = (state["decoder"] or {}).get("decoders", [])
+    if state["model"]["type"] not in ("WordPiece", "Unigram") or not steps:
+        return backend
+    strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+    state["decoder"]["decoders"] = [step for step in steps if step != strip] + [strip] * (not kept)
+    return Tokenizer.from_str(json.dumps(state))
+
+
+def _post_processor(backend: Tokenizer, template: _Template, names: _Names) -> processors.PostProcessor:
     surround = processors.TemplateProcessing(
-        single=template.single,
-        pair=template.pair,
-        special_tokens=[(token, backend.token_to_id(token)) for token in (BOS, EOS)],
+        single=template.single.format(**vars(names)),
+        pair=template.pair.format(**vars(names)),
+        special_tokens=[(token, backend.token_to_id(token)) for token in (names.begin, names.end)],
     )
     if not is_byte_level(backend):
         return surround

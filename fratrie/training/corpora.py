@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import datasets
+from pyarrow import compute
 from transformers import PreTrainedTokenizerBase
 
 from fratrie.checkpoints import read_json
@@ -22,6 +23,7 @@ from fratrie.data.loading import load_texts
 from fratrie.data.tables import missing_column, stream_column, table_kind
 from fratrie.data.text_files import UTF8, TextFormat, checked_lines, existing_file, open_text
 
+from .encoding import tell_unknown, unknown_token
 from .tracking import pace_bars_of_datasets
 
 logger = logging.getLogger(__name__)
@@ -256,7 +258,7 @@ def pack_documents(documents: Iterable[Sequence[int]], block_size: int) -> list[
 
 
 def make_rows(dataset: DatasetType, maker: SentenceRows | PackedRows | PlainRows, name: str) -> DatasetType:
-    """Apply a row maker to all texts of `dataset`.
+    """Apply a row maker to all texts of `dataset`; unless it is a stream, how many tokens are unknown is logged.
 
     Args:
         dataset: with the column `text`.
@@ -272,4 +274,7 @@ def make_rows(dataset: DatasetType, maker: SentenceRows | PackedRows | PlainRows
     rows = dataset.map(maker, batched=True, remove_columns=["text"], desc=f"tokenizing {name}")
     if not len(rows):
         raise ValueError(f"the {name} texts give no token")
+    ids = compute.list_flatten(rows.with_format("arrow")["input_ids"][:])
+    if (unknown := unknown_token(maker.tokenizer)) is not None:
+        tell_unknown(compute.sum(compute.equal(ids, unknown)).as_py() or 0, len(ids), f"{name} texts")
     return rows

@@ -46,7 +46,9 @@ def encode(
     max_length: int | None = None,
     targets: NDArray[Any] | None = None,
 ) -> EncodedRows:
-    """Turn texts into rows of model inputs; texts longer than the model are cut, and how many is logged.
+    """Turn texts into rows of model inputs; texts longer than the model are cut.
+
+    How many were cut, and how many tokens are unknown, is logged.
 
     Args:
         texts: N texts.
@@ -69,10 +71,31 @@ def encode(
             rows[i] = {name: cut[name][place] for name in names}
         logger.warning("%d of %d texts are longer than %d tokens and were cut", len(long), len(texts), limit)
     _check_ids(rows, model, tokenizer)
+    unknown = unknown_token(tokenizer)
+    tell_unknown(sum(row["input_ids"].count(unknown) for row in rows), sum(len(row["input_ids"]) for row in rows))
     if targets is not None:
         for row, target in zip(rows, targets.tolist(), strict=True):
             row["labels"] = target
     return rows
+
+
+def unknown_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The id for what the vocabulary lacks; `None` without one, or where it means something else too, as in GPT-2."""
+    unknown = tokenizer.unk_token_id
+    others = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
+    return None if unknown in others else unknown
+
+
+def tell_unknown(number: int, total: int, texts: str = "texts") -> None:
+    """Warn of unknown tokens, of which a model learns nothing but that something stood there."""
+    if number:
+        logger.warning(
+            "%d of %d tokens of the %s are unknown; a byte-level tokenizer, or a unigram one with byte_fallback, "
+            "knows every text",
+            number,
+            total,
+            texts,
+        )
 
 
 def _input_names(model: PreTrainedModel) -> set[str]:

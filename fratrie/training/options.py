@@ -35,6 +35,39 @@ class ReadingOptions:
 
 
 @dataclass(kw_only=True)
+class TextOptions(ReadingOptions):
+    """Which texts to learn from, for `HfArgumentParser`."""
+
+    files: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Texts: .txt (one per line), .csv, .tsv, .xlsx, .ods, .json, .jsonl or .parquet files."},
+    )
+    annotated: bool = field(
+        default=False, metadata={"help": "The .txt files hold annotated lines 'CODE SENTENCE': take the sentences."}
+    )
+    dataset: str | None = field(
+        default=None,
+        metadata={"help": "Instead of files: a folder, or a dataset of the Hugging Face Hub by its name."},
+    )
+    dataset_config: str | None = field(default=None, metadata={"help": "Configuration of the dataset."})
+    dataset_split: str = field(default="train", metadata={"help": "Split of the dataset."})
+    streaming: bool = field(
+        default=False, metadata={"help": "Read the texts as they come, in the given order, instead of loading all."}
+    )
+
+    def check_sources(self) -> None:
+        """Check that the options name one source of texts, and ask nothing of it that it does not have.
+
+        Raises:
+            ValueError: says which option to leave out or to give.
+        """
+        if bool(self.files) == bool(self.dataset):
+            raise ValueError("give either --files or --dataset, the texts to learn from")
+        if self.annotated and (self.dataset or self.streaming):
+            raise ValueError("--annotated is for local files that are loaded: leave out --dataset and --streaming")
+
+
+@dataclass(kw_only=True)
 class InferenceOptions(ReadingOptions):
     """What labels or scores texts, for `HfArgumentParser`."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -24,12 +25,14 @@ from transformers import (
 import fratrie  # noqa: F401 (registers its models)
 from fratrie.checkpoints import check_counts, check_memory, read_json, reason_of
 from fratrie.pipelines.text_length import longest_text
-from fratrie.tokenization import SIBLINGS, sentinel_token_ids, with_sibling
+from fratrie.tokenization import SIBLINGS, knows_templates, sentinel_token_ids, with_sibling
 
 from .batches import Collator
 from .collators import MaskingCollator, PackedCausalCollator, SpanCorruptionCollator
 from .corpora import PackedRows, PlainRows, SentenceRows
 from .model_folders import LOADING_ERRORS, check_checkpoint, load_config, load_tokenizer
+
+logger = logging.getLogger(__name__)
 
 ObjectiveName = Literal["mlm", "clm", "denoise"]
 SIBLING_FOR: dict[str, Any] = {"mlm": "encoder", "clm": "decoder", "denoise": "seq2seq"}
@@ -54,19 +57,40 @@ def open_tokenizer(folder: str, objective: ObjectiveName) -> PreTrainedTokenizer
     """The tokenizer of a folder, with the template of the objective's sibling if it was trained by Fratrie.
 
     Raises:
-        ValueError: there is none, or it lacks a special token that the objective needs.
+        ValueError: there is none, it lacks a special token that the objective needs, or it is from elsewhere and puts
+            other tokens around a text than the objective's sibling reads.
     """
     tokenizer = load_tokenizer(folder)
-    if type(tokenizer) is PreTrainedTokenizerFast and _knows_templates(tokenizer):
-        tokenizer = with_sibling(tokenizer, SIBLING_FOR[objective])
+    if type(tokenizer) is PreTrainedTokenizerFast and knows_templates(tokenizer):
+        before, tokenizer = tokenizer, with_sibling(tokenizer, SIBLING_FOR[objective])
+        if (tokens := tokenizer("a").tokens()) != before("a").tokens():
+            logger.info("The tokenizer of the new model puts around a text what %s needs: %s", objective, tokens)
     needed = {"mlm": "mask_token", "clm": "eos_token", "denoise": "eos_token"}[objective]
     if getattr(tokenizer, needed) is None:
-        raise ValueError(f"the tokenizer in {folder} has no {needed}, which {objective} needs: set it and save it")
+        raise ValueError(
+            f"the tokenizer in {folder} has no {needed}, which {objective} needs: {_way_out(tokenizer, objective)}"
+        )
+    _check_template(tokenizer, folder, objective)
     return tokenizer
 
 
-def _knows_templates(tokenizer: PreTrainedTokenizerFast) -> bool:
-    return tokenizer.get_vocab().keys() >= {"<s>", "<pad>", "</s>", "<mask>"}
+def _check_template(tokenizer: PreTrainedTokenizerBase, folder: str, objective: ObjectiveName) -> None:
+    bare, end = tokenizer("a", add_special_tokens=False)["input_ids"], tokenizer.eos_token_id
+    ids = tokenizer("a")["input_ids"]
+    if objective == "clm" and ids != bare and ids[-1:] == [end]:
+        problem = f"ends a text with {tokenizer.eos_token}, and so a prompt, after which a decoder has nothing to say"
+    elif objective == "denoise" and ids != [*bare, end]:
+        problem = f"makes {tokenizer.convert_ids_to_tokens(ids)} of a text, but denoise learns texts that only end"
+    else:
+        return
+    raise ValueError(f"the tokenizer in {folder} {problem}: {_way_out(tokenizer, objective)}")
+
+
+def _way_out(tokenizer: PreTrainedTokenizerBase, objective: ObjectiveName) -> str:
+    sibling = SIBLING_FOR[objective]
+    if isinstance(tokenizer, PreTrainedTokenizerFast) and knows_templates(tokenizer):
+        return f"save what fratrie.tokenization.with_sibling(tokenizer, {sibling!r}) gives, and take that"
+    return f"set what is missing and save it, or train one with fratrie train-tokenizer --sibling {sibling}"
 
 
 def parse_overrides(text: str) -> dict[str, Any]:
@@ -195,7 +219,7 @@ def _require_words(tokenizer: PreTrainedTokenizerBase) -> None:
     if all(start == end for (_, end), (start, _) in pairwise(offsets)):
         raise ValueError(
             "whole_words=True: the spaces are tokens of this tokenizer, or parts of them, so that a text would count "
-            "as one word and be masked all or not at all: leave it out, or train a byte-level tokenizer"
+            "as one word and be masked all or not at all: leave it out, or train a tokenizer of words"
         )
 
 

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from fratrie import files
 from fratrie.cli import train_tokenizer
 from fratrie.cli.running import run
-from fratrie.tokenization import sentinel_token_ids, train_byte_level_bpe
+from fratrie.tokenization import SIBLINGS, sentinel_token_ids, train_byte_level_bpe, train_unigram, train_wordpiece
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_tokenizer.py"
 SENTENCES = ["Ma mère est là, j'aime l'été.", "Mon père a 25 ans, ma sœur en a 18."]
@@ -92,9 +92,39 @@ def test_options_reach_the_tokenizer(train, tmp_path):
     assert (len(sentinel_token_ids(tokenizer)), tokenizer.model_max_length) == (5, 99)
 
 
+ALGORITHMS = {
+    "wordpiece": (train_wordpiece, {"lowercase": True, "strip_accents": True, "min_frequency": 1}),
+    "unigram": (train_unigram, {"byte_fallback": True, "limit_alphabet": 20}),
+}
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("sibling", SIBLINGS)
+def test_options_reach_every_algorithm(train, tmp_path, algorithm, sibling):
+    path = make_file(tmp_path, "csv")
+    learn, options = ALGORITHMS[algorithm]
+    words = [
+        word for name, value in options.items() for word in ([f"--{name}"] if value is True else [f"--{name}", value])
+    ]
+    shared = ["--text_column", "sentence", "--sibling", sibling, "--vocab_size", 360]
+    tokenizer, out = train("--files", path, "--algorithm", algorithm, *shared, *words)
+    expected = learn(SENTENCES, 360, sibling=sibling, show_progress=False, **options)
+    assert tokenizer.backend_tokenizer.to_str() == expected.backend_tokenizer.to_str()
+    assert f"{algorithm} tokenizer for the {sibling}, saved to" in out
+    assert tokenizer.special_tokens_map == expected.special_tokens_map
+
+
+def test_summary_counts_and_shows_what_is_unknown(train, tmp_path):
+    path = write(tmp_path / "a.txt", "papa papa pap\n" * 3 + "été 日\n")
+    _, out = train("--files", path, "--algorithm", "wordpiece", "--limit_alphabet", 2)
+    assert "2 unknown ('été', '日')" in out
+    _, out = train("--files", path)
+    assert ", 0 unknown\n" in out
+
+
 def test_a_character_tokenizer_of_a_text_file_knows_its_line_ends(train, tmp_path):
     alphabet = "\n !$&',-.3:;?" + string.ascii_letters
-    tokenizer, out = train("--files", write(tmp_path / "a.txt", alphabet), "--kind", "character")
+    tokenizer, out = train("--files", write(tmp_path / "a.txt", alphabet), "--algorithm", "character")
     assert tokenizer("hii there\n", add_special_tokens=False).input_ids == [
         46,
         47,
@@ -136,7 +166,13 @@ WRONG = {
     "blank.csv": ('text\n" "\n', [], "all 1 texts are empty"),
     "codes.txt": ("maman\n", ["--annotated"], "codes.txt, line 1"),
     "small.txt": ("maman\n", ["--vocab_size", "259"], "vocab_size=259 is too small: it takes at least 260"),
-    "kind.txt": ("maman\n", ["--kind", "character", "--vocab_size", "50"], "--vocab_size has no meaning"),
+    "kind.txt": ("maman\n", ["--algorithm", "character", "--vocab_size", "50"], "--vocab_size has no meaning"),
+    "bytes.txt": ("maman\n", ["--byte_fallback"], "--byte_fallback has no meaning for --algorithm byte_level_bpe"),
+    "accents.txt": (
+        "maman\n",
+        ["--algorithm", "unigram", "--strip_accents"],
+        "--strip_accents has no meaning for --algorithm unigram: leave it out",
+    ),
     "texts.doc": ("maman\n", [], "unknown extension '.doc'"),
 }
 
@@ -159,6 +195,7 @@ def test_missing_sources_are_one_message(train, tmp_path):
         (("--files", ""), "--files is empty"),
         (("--dataset", ""), "--dataset is empty"),
         (("--files", tmp_path / "a.txt", "--streaming"), "--streaming reads a --dataset"),
+        (("--dataset", tmp_path, "--annotated"), "--annotated is for local files"),
         (("--dataset", tmp_path / "none"), "none"),
         (("--dataset", "nobody/nothing"), "nobody/nothing"),
     ]:
@@ -244,7 +281,7 @@ def test_as_a_command(tmp_path):
         return run_forked(SCRIPT, *arguments)
 
     text = run("--help").stdout
-    assert "Texts: .txt, .csv" in text
+    assert "Texts: .txt (one per line), .csv" in " ".join(text.split())
     assert "decoder '<s> A'" in " ".join(text.split())
     path = write(tmp_path / "a.txt", "papa maman\n" * 3)
     done = run("--files", path, "--vocab_size", 264, "--output_dir", tmp_path / "out")

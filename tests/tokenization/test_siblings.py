@@ -10,10 +10,12 @@ from fratrie.tokenization import (
     sentinel_token_ids,
     train_byte_level_bpe,
     train_character_tokenizer,
+    train_unigram,
+    train_wordpiece,
     with_sibling,
 )
 
-TEXTS = ["ma mère et mon père", "j'ai une sœur et l'autre est là"] * 2
+TEXTS = ["ma mère et mon père", "j'ai une sœur et l'autre est là", "A AB B ,."] * 2
 TEMPLATES = {
     "encoder": ("<s> A </s>", "<s> A </s> </s> B </s>", "right"),
     "decoder": ("<s> A", "<s> A <s> B", "left"),
@@ -22,8 +24,11 @@ TEMPLATES = {
 KINDS = {
     "bpe": lambda sibling: train_byte_level_bpe(TEXTS, 320, sibling=sibling, show_progress=False),
     "character": lambda sibling: train_character_tokenizer([*TEXTS, "AB"], sibling=sibling),
+    "wordpiece": lambda sibling: train_wordpiece(TEXTS, 320, sibling=sibling, show_progress=False),
+    "unigram": lambda sibling: train_unigram(TEXTS, 320, sibling=sibling, show_progress=False),
 }
-TEXT = "j'ai une mère, <mask> e\u0301 là"
+BERT = {"[CLS]": "<s>", "[SEP]": "</s>"}
+TEXT = "j'ai une mère, <mask> [MASK] e\u0301 là"
 PLAIN_LOAD = """
 import json, sys
 from transformers import AutoTokenizer
@@ -66,8 +71,13 @@ def describe(tokenizer):
     }
 
 
+def shown(encoding):
+    """Its tokens as RoBERTa would write them."""
+    return [BERT.get(token, token.lstrip("▁")) for token in encoding.tokens() if token != "▁"]
+
+
 def sibling_of(tokenizer):
-    tokens = tokenizer("A").tokens()
+    tokens = shown(tokenizer("A"))
     return next(name for name, (single, _, _) in TEMPLATES.items() if single.split() == tokens)
 
 
@@ -76,11 +86,13 @@ def sibling_of(tokenizer):
 def test_each_sibling_has_its_template_and_padding_side(kind, sibling):
     tokenizer = KINDS[kind](sibling)
     single, pair, side = TEMPLATES[sibling]
-    assert tokenizer("A").tokens() == single.split()
-    assert tokenizer("A", "B").tokens() == pair.split()
+    if kind == "wordpiece":
+        pair = pair.replace("</s> </s>", "</s>")
+    assert shown(tokenizer("A")) == single.split()
+    assert shown(tokenizer("A", "B")) == pair.split()
     assert tokenizer.padding_side == side
-    batch = tokenizer(["A", "AB"], padding=True)
-    padding = 0 if side == "left" else len(single.split())
+    batch = tokenizer(["A", "AB A"], padding=True)
+    padding = 0 if side == "left" else len(tokenizer("A").input_ids)
     assert batch["input_ids"][0].index(tokenizer.pad_token_id) == padding
     assert list(batch) == ["input_ids", "attention_mask"]
 
@@ -101,6 +113,18 @@ def test_one_vocabulary_serves_every_sibling(kind, first, sibling):
     assert sibling_of(tokenizer) == first
 
 
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram"])
+def test_what_a_decoder_goes_on_with_begins_with_its_space(kind):
+    encoder = KINDS[kind]("encoder")
+    decoder, text = with_sibling(encoder, "decoder"), "ma mère et mon père, une sœur."
+    ids = decoder(text, add_special_tokens=False).input_ids
+    assert decoder.decode(ids).removeprefix(" ") == encoder.decode(ids) == text
+    for cut in range(1, len(ids)):
+        assert decoder.decode(ids[:cut]) + decoder.decode(ids[cut:]) == decoder.decode(ids)
+    back = with_sibling(decoder, "encoder")
+    assert back.backend_tokenizer.to_str() == encoder.backend_tokenizer.to_str()
+
+
 def test_with_sibling_keeps_length_and_chat_template():
     tokenizer = train_byte_level_bpe(TEXTS, 300, model_max_length=77, show_progress=False)
     tokenizer.chat_template = "{{ messages[0].content }}"
@@ -116,6 +140,8 @@ def test_sentinels_are_special_tokens_in_order():
     ids = tokenizer("ma <extra_id_0> et <extra_id_31>").input_ids
     assert set(ids) >= {sentinel_token_ids(tokenizer)[0], sentinel_token_ids(tokenizer)[31]}
     assert tokenizer.decode(ids, skip_special_tokens=True) == "ma  et "
+    for kind in ("wordpiece", "unigram"):
+        assert len(sentinel_token_ids(KINDS[kind]("seq2seq"))) == 32
     for other in (tokenizer, with_sibling(tokenizer, "encoder")):
         assert set(sentinel_token_ids(tokenizer)) < set(other.all_special_ids)
 
@@ -127,10 +153,18 @@ def test_the_number_of_sentinels_is_a_choice(sibling, asked, number):
     assert len(sentinel_token_ids(bpe)) == len(sentinel_token_ids(characters)) == number
 
 
-def test_an_encoder_names_its_classification_and_separation_tokens():
-    tokenizer = train_byte_level_bpe(TEXTS, 300, show_progress=False)
-    assert (tokenizer.cls_token, tokenizer.sep_token) == ("<s>", "</s>")
+@pytest.mark.parametrize("kind", KINDS)
+def test_roles_of_the_special_tokens(kind):
+    tokenizer = KINDS[kind]("encoder")
+    begin, end = ("[CLS]", "[SEP]") if kind == "wordpiece" else ("<s>", "</s>")
+    for each in (tokenizer, with_sibling(with_sibling(tokenizer, "seq2seq"), "encoder")):
+        assert (each.cls_token, each.sep_token, each.bos_token, each.eos_token) == (begin, end, begin, end)
+        assert each.convert_tokens_to_ids(each.all_special_tokens) == each.all_special_ids
     assert with_sibling(tokenizer, "decoder").cls_token is None
+    mask = tokenizer.added_tokens_decoder[tokenizer.mask_token_id]
+    assert mask.lstrip == (kind in ("bpe", "unigram")), "only where words carry the space before them"
+    types = tokenizer("A", "B", return_token_type_ids=True).token_type_ids
+    assert (types[0], types[-1]) == (0, 1)
 
 
 def test_a_tokenizer_without_the_special_tokens_is_refused():

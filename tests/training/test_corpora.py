@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fratrie.data.text_files import TextFormat
-from fratrie.tokenization import train_byte_level_bpe
+from fratrie.tokenization import train_byte_level_bpe, train_wordpiece
 from fratrie.training.corpora import (
     PackedRows,
     PlainRows,
@@ -294,3 +294,17 @@ def test_a_stream_goes_on_where_it_was(tmp_path):
     resumed = stream_texts([str(tmp_path / "a.txt"), str(tmp_path / "a.csv")])
     resumed.load_state_dict(stream.state_dict())
     assert first + [row["text"] for row in resumed] == TEXTS * 2
+
+
+def test_unknown_tokens_are_counted(tmp_path, caplog):
+    path = tmp_path / "a.txt"
+    path.write_text("nous jouons\nnous 日 et 日本\nouf\n", encoding="utf-8")
+    words = train_wordpiece(TEXTS, 300, show_progress=False)
+    rows = make_rows(read_texts([path]), PackedRows(words, 8), "train")
+    ids = [token for row in rows for token in row["input_ids"]]
+    assert ids.count(words.unk_token_id) == 4, "«et», «日» and «本» hold letters that no text of the corpus has"
+    assert f"4 of {len(ids)} tokens of the train texts are unknown; a byte-level tokenizer" in caplog.text
+    caplog.clear()
+    words.eos_token = words.unk_token  # as GPT-2's
+    make_rows(read_texts([path]), PlainRows(words, 8), "train")
+    assert not caplog.messages

@@ -14,7 +14,7 @@ from transformers import AutoModelForSequenceClassification, BertConfig, Camembe
 from fratrie import FratrieEncoderConfig
 from fratrie.data import LABELS
 from fratrie.files import write_json
-from fratrie.tokenization import train_byte_level_bpe
+from fratrie.tokenization import train_byte_level_bpe, train_wordpiece
 from fratrie.training.bootstrap import bootstrap_f1
 from fratrie.training.encoding import encode, max_tokens
 from fratrie.training.labelled_data import LabelledDataOptions, load_parts, read_labelled
@@ -192,6 +192,13 @@ def test_balanced_weights():
     assert balanced_weights(one([0, 0, 0, 1])) == [pytest.approx(4 / 9), pytest.approx(4 / 3), 1.0]
     with pytest.raises(ValueError, match="real values"):
         balanced_weights(Dataset.from_dict({"labels": [0.5]}))
+
+
+def test_unknown_tokens_are_counted(model, caplog):
+    words = train_wordpiece(["ma mère"], 100, show_progress=False)
+    encode(["ma 日", "mère"], model, words)
+    unknown, total = 1, sum(map(len, words(["ma 日", "mère"]).input_ids))
+    assert f"{unknown} of {total} tokens of the texts are unknown" in caplog.text
 
 
 def test_long_texts_are_cut_and_counted(model, tokenizer, caplog):

@@ -1,14 +1,22 @@
 import json
+import logging
 
 import pytest
 import torch
-from transformers import AutoTokenizer, BertConfig, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, BertConfig, BertTokenizer, CamembertTokenizer, PreTrainedTokenizerFast
 
 from fratrie import FratrieDecoderForCausalLM, FratrieEncoderForMaskedLM, FratrieSeq2SeqForConditionalGeneration
-from fratrie.tokenization import train_byte_level_bpe, train_character_tokenizer
+from fratrie.tokenization import (
+    train_byte_level_bpe,
+    train_character_tokenizer,
+    train_unigram,
+    train_wordpiece,
+    with_sibling,
+)
 from fratrie.training.evaluation import ConfigSwitch
 from fratrie.training.objective import Objective
 from fratrie.training.pretraining import (
+    SIBLING_FOR,
     Corruption,
     build_model,
     check_fit,
@@ -155,6 +163,74 @@ def test_missing_special_token(tmp_path, folder, objective, token):
     ).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=token):
         open_tokenizer(str(tmp_path), objective)
+
+
+ELSEWHERE = {
+    "clm": "and so a prompt, after which a decoder has nothing to say",
+    "denoise": "learns texts that only end",
+}
+
+
+@pytest.mark.parametrize("objective", ELSEWHERE)
+def test_a_tokenizer_from_elsewhere_with_another_template_is_refused(tmp_path, objective):
+    pieces = ["<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<s>", "</s>", "<mask>", "▁", "a"]
+    foreign = CamembertTokenizer(vocab=[(piece, -1.0) for piece in pieces])
+    foreign.save_pretrained(tmp_path)
+    assert open_tokenizer(str(tmp_path), "mlm")("a").input_ids == foreign("a").input_ids
+    sibling = SIBLING_FOR[objective]
+    with pytest.raises(
+        ValueError, match=rf"{ELSEWHERE[objective]}: save what .*with_sibling\(tokenizer, '{sibling}'\)"
+    ):
+        open_tokenizer(str(tmp_path), objective)
+    with_sibling(foreign, sibling).save_pretrained(tmp_path / "way_out")
+    way_out = open_tokenizer(tmp_path / "way_out", objective)
+    assert way_out("a", add_special_tokens=False).input_ids == foreign("a", add_special_tokens=False).input_ids
+
+
+def test_the_tokenizer_of_bert_needs_a_name_for_its_end(tmp_path):
+    own = train_wordpiece(TEXTS, 300, show_progress=False)
+    BertTokenizer(vocab=own.get_vocab()).save_pretrained(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"no eos_token, which clm needs: save what .*with_sibling\(tokenizer, 'decoder'\)"
+    ):
+        open_tokenizer(str(tmp_path), "clm")
+
+
+def test_another_template_than_that_of_the_folder_is_told(folder, caplog):
+    with caplog.at_level(logging.INFO, logger="fratrie"):
+        open_tokenizer(folder, "clm")
+    assert "what clm needs: ['<s>', 'a']" in caplog.text
+
+
+@pytest.mark.parametrize("train", [train_wordpiece, train_unigram])
+@pytest.mark.parametrize("objective", SIBLING_FOR)
+def test_each_algorithm_serves_each_objective(tmp_path, train, objective):
+    train(TEXTS, 300, num_sentinels=4, show_progress=False).save_pretrained(tmp_path)
+    tokenizer = open_tokenizer(str(tmp_path), objective)
+    maker, collator = rows_and_collator(objective, tokenizer, 32, Corruption(share=0.3, whole_words=True))
+    torch.manual_seed(0)
+    batch = collator(columns_to_rows(maker({"text": TEXTS})))
+    begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+    first, last = batch["input_ids"][0], batch["input_ids"][0][batch["input_ids"][0] != tokenizer.pad_token_id]
+    assert (first[0] == begin) == (objective != "denoise")
+    assert last[-1] == end
+    assert not (batch["input_ids"] == tokenizer.unk_token_id).any()
+
+
+@pytest.mark.parametrize("train", [train_wordpiece, train_unigram])
+def test_whole_words_of_every_algorithm_are_masked_together(tmp_path, train):
+    text = "ma grandmère habite là"
+    train([text, "mon père", "m h g l"], 300, sibling="encoder", show_progress=False).save_pretrained(tmp_path)
+    tokenizer = open_tokenizer(str(tmp_path), "mlm")
+    maker, collator = rows_and_collator("mlm", tokenizer, 64, Corruption(share=0.5, whole_words=True))
+    rows = columns_to_rows(maker({"text": [text]}))
+    assert len(rows[0]["input_ids"]) > 8, "several tokens a word"
+    words = tokenizer(text).word_ids()
+    torch.manual_seed(0)
+    for _ in range(10):
+        masked = collator([dict(rows[0])])["labels"][0] != -100
+        states = {(word, bool(hidden)) for word, hidden in zip(words, masked, strict=True)}
+        assert len(states) == len(set(words))
 
 
 def test_denoising_needs_sentinels(tmp_path):
