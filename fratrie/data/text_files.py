@@ -87,7 +87,8 @@ def encoding_advice(data: bytes, place: int) -> str:
         return ENCODING_ADVICE
     if not shown.isprintable():
         return ENCODING_ADVICE
-    return f"if «{shown}» is what it should say, give encoding='cp1252' (--encoding cp1252); otherwise save the file as UTF-8"
+    way = "encoding='cp1252' (--encoding cp1252)"
+    return f"if «{shown}» is what it should say, give {way}; otherwise save the file as UTF-8"
 
 
 def read_text(path: str | PathLike[str], form: TextFormat = UTF8) -> str:

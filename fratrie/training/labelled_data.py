@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Literal
 
 from datasets import Dataset, DatasetDict
@@ -13,14 +13,14 @@ from fratrie.data.repeats import tell_overlap
 from fratrie.data.text_files import UTF8, TextFormat
 
 from .metrics import MULTI_LABEL, REGRESSION, SINGLE_LABEL
-from .options import ReadingOptions
+from .options import LabelOptions
 from .tasks import Task, task_of
 
 AnyProblemType = Literal["auto", "multi_label_classification", "single_label_classification", "regression"]
 
 
 @dataclass(kw_only=True)
-class LabelledDataOptions(ReadingOptions):
+class LabelledDataOptions(LabelOptions):
     """Which texts to learn from, for `HfArgumentParser`; without files the shipped corpus."""
 
     dataset: Literal["family_relations"] = field(
@@ -36,11 +36,6 @@ class LabelledDataOptions(ReadingOptions):
     validation_size: float = field(
         default=0.1,
         metadata={"help": "Share of train to watch: of its respondents, or of its rows if it names none; 0: no part."},
-    )
-    label_column: str = field(default="labels", metadata={"help": "Column of the labels or values."})
-    group_column: str | None = field(
-        default=None,
-        metadata={"help": "Column that names who speaks; by default `respondent` or `group`, if there is one."},
     )
     problem_type: AnyProblemType = field(
         default="auto",
@@ -59,17 +54,17 @@ def read_labelled(
     labels: Sequence[str] | None = None,
     problem_type: AnyProblemType = "auto",
     text_column: str = "text",
-    label_column: str = "labels",
+    label_column: str | Sequence[str] = "labels",
     group_column: str | None = None,
     form: TextFormat = UTF8,
 ) -> Dataset:
-    """Read a labelled file (annotation format, csv, tsv, jsonl, parquet).
+    """Read a labelled file of any format that `load_labelled` reads.
 
     Args:
         path: the file.
         labels: all label names in order; by default as the file says.
         problem_type: `auto` tells several labels from one by the data; real values must be asked for.
-        text_column, label_column, group_column: column names, for all but the annotation format.
+        text_column, label_column, group_column: of `load_labelled`.
         form: encoding and delimiter of the file, sheet of a spreadsheet.
 
     Raises:
@@ -99,19 +94,19 @@ def load_parts(options: LabelledDataOptions, seed: int = 0) -> DatasetDict:
     """
     paths = {part: getattr(options, f"{part}_file") for part in ("train", "validation", "test")}
     files = {part: path for part, path in paths.items() if path is not None}
-    columns = (options.text_column, options.label_column, options.group_column, options.text_format())
+    reading = options.columns() | {"form": options.text_format()}
     if not files:
-        refuse_options_of_files(options, "label_column", "group_column", "problem_type", "label_names")
+        refuse_options_of_files(options, "problem_type", "label_names")
         parts = load_family_relations()
     elif "train" not in files:
         raise ValueError(f"a {' and '.join(files)} file without a train file: give --train_file too")
     elif options.problem_type == REGRESSION and options.label_names:
         raise ValueError(f"label_names={options.label_names!r}: real values have no labels, leave the names out")
     else:
-        train = read_labelled(files.pop("train"), options.label_names, options.problem_type, *columns)
+        train = read_labelled(files.pop("train"), options.label_names, options.problem_type, **reading)
         task = task_of(train.features)
         _check_two_classes(task)
-        others = {part: read_labelled(path, task.labels, task.problem_type, *columns) for part, path in files.items()}
+        others = {part: read_labelled(path, task.labels, task.problem_type, **reading) for part, path in files.items()}
         parts = DatasetDict(train=train, **others)
     if "validation" not in parts and options.validation_size:
         parts.update(_split(parts["train"], options.validation_size, seed))
@@ -121,7 +116,7 @@ def load_parts(options: LabelledDataOptions, seed: int = 0) -> DatasetDict:
     return parts
 
 
-def refuse_options_of_files(options: ReadingOptions, *more: str) -> None:
+def refuse_options_of_files(options: LabelOptions, *more: str) -> None:
     """Check that no option says how to read a file where no file is given.
 
     Args:
@@ -131,9 +126,11 @@ def refuse_options_of_files(options: ReadingOptions, *more: str) -> None:
     Raises:
         ValueError: names the first such option that was set.
     """
-    for name in (*(each.name for each in fields(ReadingOptions)), *more):
-        if (value := getattr(options, name)) != getattr(type(options), name):
-            raise ValueError(f"{name}={value!r} says how a file is read, and the shipped corpus is none: omit it")
+    names = {*(each.name for each in fields(LabelOptions)), *more}
+    for each in fields(options):
+        default = each.default if each.default_factory is MISSING else each.default_factory()
+        if each.name in names and (value := getattr(options, each.name)) != default:
+            raise ValueError(f"{each.name}={value!r} says how a file is read, and the shipped corpus is none: omit it")
 
 
 def _check_two_classes(task: Task) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from fratrie.data.text_files import TextFormat
 from fratrie.inference import Precision
@@ -32,6 +32,24 @@ class ReadingOptions:
     def text_format(self) -> TextFormat:
         """Encoding, delimiter and sheet; a ValueError says which of them is impossible."""
         return TextFormat(self.encoding, self.delimiter, self.sheet)
+
+
+@dataclass(kw_only=True)
+class LabelOptions(ReadingOptions):
+    """How files of labelled texts are read, for `HfArgumentParser`."""
+
+    label_column: list[str] = field(
+        default_factory=lambda: ["labels"],
+        metadata={"help": "Column of the labels or values; or several that say yes or no, one for each label."},
+    )
+    group_column: str | None = field(
+        default=None,
+        metadata={"help": "Column that names who speaks; by default `respondent` or `group`, if there is one."},
+    )
+
+    def columns(self) -> dict[str, Any]:
+        """The columns to read, by the names that the readers' arguments have."""
+        return {name: getattr(self, name) for name in ("text_column", "label_column", "group_column")}
 
 
 @dataclass(kw_only=True)
