@@ -22,7 +22,6 @@ from fratrie.data.annotation import (
 )
 from fratrie.data.indicators import are_indicators, read_indicators
 from fratrie.data.labels import Problems, plain_name, read_labels
-from fratrie.data.repeats import tell_repeats
 from fratrie.data.tables import Table, raise_row_problems, read_table, shown_rows
 from fratrie.data.text_files import UTF8, TextFormat, existing_file, read_text
 
@@ -52,7 +51,7 @@ def load_labelled(
     positions in `label_names`, unless all these names are numbers; a column of strings that are all numbers
     is integers if no name is a number. Names that look alike (composed accents or not, invisible characters, special
     and outer spaces) are one; those that differ in case are told. Without a column `labels`, a column `code` is read
-    as annotation codes (`jm+, jp-`). Repeated texts are logged.
+    as annotation codes (`jm+, jp-`).
 
     Several columns are one label each, which has its name, and say where it applies (see `read_indicators`).
 
@@ -97,7 +96,6 @@ def load_labelled(
     raise_row_problems(path, problems, advice)
     if not names:
         raise ValueError(f"{path}: no row has a label in the column {label_columns[0]!r}")
-    tell_repeats(path, columns["text"], [tuple(ids) if several else ids for ids in columns["labels"]])
     features["labels"] = List(ClassLabel(names=names)) if several else ClassLabel(names=names)
     return Dataset.from_dict(columns, features=Features(features))
 
@@ -128,7 +126,6 @@ def load_values(
         except (TypeError, ValueError, OverflowError):
             problems[f"{excerpt(cell)}, expected a number in {label_column!r} for regression"].append(number)
     raise_row_problems(table.path, problems)
-    tell_repeats(table.path, columns["text"], columns["labels"])
     return Dataset.from_dict(columns, features=Features(features | {"labels": Value("float32")}))
 
 
@@ -252,8 +249,9 @@ def _read_indicators(
 ) -> tuple[list[str], list[list[str]]]:
     """The names of the labels that have a column each, and the labels of each row."""
     found = {plain_name(name): table.column(name, "label_column") for name in label_columns}
-    own = _checked_names(list(found))
-    assert own is not None
+    own = list(found)
+    if len(own) < len(label_columns):
+        raise ValueError(f"{table.path}: label_column={label_columns}: two names look alike, rename one")
     if names is not None and (apart := {plain_name(name) for name in names} ^ set(own)):
         raise ValueError(
             f"{table.path}: label_column names {', '.join(own)}, the known labels are {', '.join(names)}: "

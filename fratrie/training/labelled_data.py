@@ -1,5 +1,6 @@
 """Labelled texts to learn from or to score on: which files, how they are read, and how they are split."""
 
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields
@@ -8,6 +9,7 @@ from typing import Literal
 from datasets import Dataset, DatasetDict
 
 from fratrie.data.corpus import load_family_relations, split_by_respondent
+from fratrie.data.description import describe
 from fratrie.data.loading import load_labelled, load_values
 from fratrie.data.repeats import tell_overlap
 from fratrie.data.text_files import UTF8, TextFormat
@@ -15,6 +17,8 @@ from fratrie.data.text_files import UTF8, TextFormat
 from .metrics import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from .options import LabelOptions
 from .tasks import Task, task_of
+
+logger = logging.getLogger(__name__)
 
 AnyProblemType = Literal["auto", "multi_label_classification", "single_label_classification", "regression"]
 
@@ -58,7 +62,7 @@ def read_labelled(
     group_column: str | None = None,
     form: TextFormat = UTF8,
 ) -> Dataset:
-    """Read a labelled file of any format that `load_labelled` reads.
+    """Read a labelled file of any format that `load_labelled` reads, and log what was understood.
 
     Args:
         path: the file.
@@ -72,9 +76,12 @@ def read_labelled(
         OSError: the file is missing or cannot be read.
     """
     if problem_type == REGRESSION:
-        return load_values(path, text_column, label_column, group_column, form)
-    several = None if problem_type == "auto" else problem_type == MULTI_LABEL
-    return load_labelled(path, labels, text_column, label_column, group_column, multi_label=several, form=form)
+        dataset = load_values(path, text_column, label_column, group_column, form)
+    else:
+        several = None if problem_type == "auto" else problem_type == MULTI_LABEL
+        dataset = load_labelled(path, labels, text_column, label_column, group_column, multi_label=several, form=form)
+    logger.info("%s: %s", path, describe(dataset))
+    return dataset
 
 
 def load_parts(options: LabelledDataOptions, seed: int = 0) -> DatasetDict:
@@ -98,6 +105,7 @@ def load_parts(options: LabelledDataOptions, seed: int = 0) -> DatasetDict:
     if not files:
         refuse_options_of_files(options, "problem_type", "label_names")
         parts = load_family_relations()
+        logger.info("the shipped corpus, train: %s", describe(parts["train"]))
     elif "train" not in files:
         raise ValueError(f"a {' and '.join(files)} file without a train file: give --train_file too")
     elif options.problem_type == REGRESSION and options.label_names:
@@ -113,6 +121,7 @@ def load_parts(options: LabelledDataOptions, seed: int = 0) -> DatasetDict:
     for part in ("validation", "test"):
         if part in parts:
             tell_overlap(part, parts[part]["text"][:], parts["train"]["text"][:])
+    logger.info("%s", ", ".join(f"{len(dataset):,} texts of {part}" for part, dataset in parts.items()))
     return parts
 
 
