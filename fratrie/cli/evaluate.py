@@ -35,7 +35,8 @@ class EvaluationOptions(InferenceOptions, LabelOptions):
     """Which texts to score on, and where to write."""
 
     file: str | None = field(
-        default=None, metadata={"help": "Labelled texts: .txt (annotated), .csv, .tsv, .xlsx, .ods, .jsonl, .parquet."}
+        default=None,
+        metadata={"help": "Labelled texts: .txt (annotated), .csv, .tsv, .xlsx, .ods, .sav, .dta, .jsonl, .parquet."},
     )
     part: Literal["train", "test"] = field(
         default="test", metadata={"help": "Without a file: the part of the shipped corpus to score on."}

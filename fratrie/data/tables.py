@@ -1,7 +1,9 @@
-"""Files of rows (csv, spreadsheets, json, jsonl, parquet) read into plain columns, or one column of them row by row.
+"""Files of rows (csv, spreadsheets, Stata, SPSS, json, jsonl, parquet) read into plain columns, or one of them row by
+row.
 
 The readers guess no types: in a French corpus «nan» and «null» are words, and a label may be called `0`."""
 
+import codecs
 import csv
 import io
 import itertools
@@ -14,7 +16,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TextIO
 
-from fratrie.data import sheets
+from fratrie.data import sheets, stata_spss
 from fratrie.data.annotation import excerpt, first_of
 from fratrie.data.text_files import UTF8, TextFormat, checked_lines, existing_file, open_text, read_text
 
@@ -48,10 +50,11 @@ def missing_column(source: str | PathLike[str], name: str, there: Iterable[str],
 
 
 def read_table(path: str | PathLike[str], form: TextFormat = UTF8) -> Table:
-    """Read a .csv, .tsv, .xlsx, .xls, .ods, .json, .jsonl or .parquet file.
+    """Read a .csv, .tsv, .xlsx, .xls, .ods, .dta, .sav, .zsav, .por, .json, .jsonl or .parquet file.
 
-    csv, tsv and spreadsheets: a header line, then strings; Excel's first line `sep=;` is understood, and a column
-    without a name and content is left out. json: one object per line, or one array of objects; an absent key is None.
+    All but json and parquet give strings. csv, tsv and spreadsheets have a header line; Excel's first line `sep=;` is
+    understood, and a column without a name and content is left out. json: one object per line, or one array of
+    objects; an absent key is None.
 
     Raises:
         ValueError: the content is not what the extension promises (with the line), or there are no rows.
@@ -79,7 +82,7 @@ def stream_column(path: str | PathLike[str], column: str, form: TextFormat = UTF
         yield from _stream_parquet(path, column)
     elif kind in (".csv", ".tsv"):
         yield from _stream_csv(path, column, form)
-    elif kind in sheets.KINDS or (kind == ".json" and _begins_an_array(path, form)):
+    elif kind in (*sheets.KINDS, *stata_spss.KINDS) or (kind == ".json" and _begins_an_array(path, form)):
         yield from _READERS[kind](path, form).column(column, "text_column")
     else:
         yield from _stream_json_lines(path, column, form)
@@ -233,6 +236,14 @@ def _read_spreadsheet(path: Path, form: TextFormat) -> Table:
     (line, header), *rows = sheets.read_sheet(path, form.sheet) or [(1, [])]
     _check_header(path, line, header)
     return _table_of(path, line, header, [row for _, row in rows])
+
+
+# --- Stata and SPSS ---
+
+
+def _read_variables(path: Path, form: TextFormat) -> Table:
+    encoding = None if form.encoding == UTF8.encoding else codecs.lookup(form.encoding).name
+    return Table(path, stata_spss.read_variables(path, encoding))
 
 
 # --- json ---
@@ -402,6 +413,7 @@ _READERS: dict[str, Callable[[Path, TextFormat], Table]] = {
     ".csv": _read_csv,
     ".tsv": _read_csv,
     **dict.fromkeys(sheets.KINDS, _read_spreadsheet),
+    **dict.fromkeys(stata_spss.KINDS, _read_variables),
     ".json": _read_json,
     ".jsonl": _read_json,
     ".parquet": _read_parquet,

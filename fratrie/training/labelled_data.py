@@ -31,7 +31,8 @@ class LabelledDataOptions(LabelOptions):
         default="family_relations", metadata={"help": "The shipped corpus, learnt where no file is given."}
     )
     train_file: str | None = field(
-        default=None, metadata={"help": "Labelled texts: .txt (annotated), .csv, .tsv, .xlsx, .ods, .jsonl, .parquet."}
+        default=None,
+        metadata={"help": "Labelled texts: .txt (annotated), .csv, .tsv, .xlsx, .ods, .sav, .dta, .jsonl, .parquet."},
     )
     validation_file: str | None = field(
         default=None, metadata={"help": "Watched while training; by default a part of the train file."}
