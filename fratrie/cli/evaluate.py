@@ -60,8 +60,7 @@ def _evaluate(options: EvaluationOptions, accelerator: Accelerator) -> None:
         output = prepare_output(options.output_file, options.file, options.model, _holds_scores, options.overwrite)
     model, tokenizer, task = load_classifier(options.model, options.label_thresholds)
     if options.file:
-        form = options.text_format()
-        dataset = read_labelled(options.file, task.labels, task.problem_type, **options.columns(), form=form)
+        dataset = read_labelled(options.file, task.labels, task.problem_type, **options.reading())
     else:
         dataset = load_family_relations()[options.part]
     targets = aligned_targets(dataset, task)

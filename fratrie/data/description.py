@@ -30,13 +30,13 @@ def _lines(dataset: Dataset, rows: int) -> Iterator[str]:
     of_whom = f" of {_counted(len(speakers), 'respondent')}" if speakers else ""
     yield f"{_counted(len(texts), 'text')}{of_whom}, {kind}"
     for number, (text, label) in enumerate(zip(texts[:rows], labels[:rows], strict=True), start=1):
-        yield f"row {number}: {excerpt(text, 80)} → {shown(label)}"
+        yield f"text {number}: {excerpt(text, 80)} → {shown(label)}"
     yield summary
     same, other = find_repeats(texts, [tuple(label) if isinstance(label, list) else label for label in labels])
     for pairs, what in ((same, "with the same labels"), (other, "with other labels")):
         if pairs:
             row, met = pairs[0]
-            where = f"row {row + 1} is row {met + 1} again: {excerpt(texts[row], 60)}"
+            where = f"text {row + 1} is text {met + 1} again: {excerpt(texts[row], 60)}"
             yield f"{_counted(len(pairs), 'repetition')} of an earlier text {what}, such as {where}"
 
 

@@ -20,6 +20,7 @@ from fratrie.data.annotation import (
     read_annotations,
     text_problem,
 )
+from fratrie.data.exports import flat_tasks, one_annotation_each, usual_columns
 from fratrie.data.indicators import are_indicators, read_indicators
 from fratrie.data.labels import Problems, plain_name, read_labels
 from fratrie.data.tables import Table, raise_row_problems, read_table, shown_rows
@@ -38,6 +39,7 @@ def load_labelled(
     group_column: str | None = None,
     multi_label: bool | None = None,
     continuation: str = "merge",
+    annotator: str | None = None,
     form: TextFormat = UTF8,
 ) -> Dataset:
     """Read labelled texts into an in-memory dataset with the columns `text` and `labels`.
@@ -51,12 +53,13 @@ def load_labelled(
     positions in `label_names`, unless all these names are numbers; a column of strings that are all numbers
     is integers if no name is a number. Names that look alike (composed accents or not, invisible characters, special
     and outer spaces) are one; those that differ in case are told. Without a column `labels`, a column `code` is read
-    as annotation codes (`jm+, jp-`).
+    as annotation codes (`jm+, jp-`), or else `label`; the exports of Label Studio and doccano are understood (see
+    `fratrie.data.exports`).
 
     Several columns are one label each, which has its name, and say where it applies (see `read_indicators`).
 
     Args:
-        path: .txt (annotation format), .csv, .tsv, .xlsx, .ods, .json, .jsonl or .parquet.
+        path: .txt (annotation format), or a table that `read_table` reads.
         label_names: the known labels in the order of their ids; by default those that the file declares or
             `LABELS` for annotation codes, otherwise all that occur, sorted.
         text_column: column of the texts; like the next two, it plays no part in .txt files.
@@ -64,6 +67,7 @@ def load_labelled(
         group_column: column that names the speaker; by default `respondent` or `group` where there is one.
         multi_label: several labels per text or one; by default several if any text has a list or two labels.
         continuation: see `read_annotations`; for .txt files.
+        annotator: whose labels to read, where a column `annotator` names several.
         form: encoding and delimiter of the file.
 
     Raises:
@@ -71,14 +75,14 @@ def load_labelled(
         OSError: the file is missing or cannot be read.
     """
     path = existing_file(path)
+    label_columns = _listed(label_column)
     if path.suffix.lower() == ".txt":
         table = _annotation_table(path, continuation, form)
-        text_column, label_column, group_column = "text", "code", "respondent"
+        text_column, label_columns, group_column = "text", ["code"], "respondent"
     else:
-        table = read_table(path, form)
-        if label_column in ("labels", ["labels"]) and "labels" not in table.columns and "code" in table.columns:
-            label_column = "code"
-    label_columns = _listed(label_column)
+        table = flat_tasks(read_table(path, form))
+        text_column, label_columns = usual_columns(table, text_column, label_columns, group_column)
+        table = one_annotation_each(table, annotator)
     problems: Problems = defaultdict(list)
     columns, features = _texts_and_speakers(table, text_column, label_columns, group_column, problems)
     names = _checked_names(label_names if label_names is not None else table.class_names.get(label_columns[0]))
@@ -93,7 +97,7 @@ def load_labelled(
         names, multi_label = names or list(LABELS), multi_label is not False
     names, columns["labels"], several = read_labels(cells, names, multi_label, problems)
     advice = _advice(names, several, is_open) if any("label" in each for each in problems) else ""
-    raise_row_problems(path, problems, advice)
+    raise_row_problems(table, problems, advice)
     if not names:
         raise ValueError(f"{path}: no row has a label in the column {label_columns[0]!r}")
     features["labels"] = List(ClassLabel(names=names)) if several else ClassLabel(names=names)
@@ -105,6 +109,7 @@ def load_values(
     text_column: str = "text",
     label_column: str | Sequence[str] = "labels",
     group_column: str | None = None,
+    annotator: str | None = None,
     form: TextFormat = UTF8,
 ) -> Dataset:
     """Read texts with a real value each into a dataset as `load_labelled` does, `labels` being a float.
@@ -117,6 +122,8 @@ def load_values(
     if more:
         raise ValueError(f"label_column={[label_column, *more]}: a regression learns the values of one column")
     table = read_table(path, form)
+    text_column, (label_column,) = usual_columns(table, text_column, [label_column], group_column)
+    table = one_annotation_each(table, annotator)
     problems: Problems = defaultdict(list)
     columns, features = _texts_and_speakers(table, text_column, [label_column], group_column, problems)
     columns["labels"] = []
@@ -125,14 +132,14 @@ def load_values(
             columns["labels"].append(_finite(cell))
         except (TypeError, ValueError, OverflowError):
             problems[f"{excerpt(cell)}, expected a number in {label_column!r} for regression"].append(number)
-    raise_row_problems(table.path, problems)
+    raise_row_problems(table, problems)
     return Dataset.from_dict(columns, features=Features(features | {"labels": Value("float32")}))
 
 
 def load_texts(
     path: str | PathLike[str], text_column: str = "text", annotated: bool = False, form: TextFormat = UTF8
 ) -> list[str]:
-    """Read texts: one per line from .txt, or a column of .csv, .tsv, .xlsx, .ods, .json, .jsonl or .parquet.
+    """Read texts: one per line from .txt, or a column of a table that `read_table` reads.
 
     Only `\\n` and `\\r\\n` end a line of .txt. Blank lines and empty cells are left out, which is logged.
 
@@ -175,7 +182,7 @@ def places_of_texts(path: str | PathLike[str], texts: Sequence[Any]) -> list[int
     places = sorted(set(range(len(texts))) - set(empty))
     problems: Problems = defaultdict(list)
     _check_texts(texts, problems, places)
-    raise_row_problems(Path(path), problems, "remove these rows or give them a text")
+    raise_row_problems(Table(Path(path), {}), problems, "remove these rows or give them a text")
     if not places:
         raise ValueError(f"{path}: all {len(texts)} texts are empty")
     if empty:

@@ -27,7 +27,7 @@ def read_variables(path: Path, encoding: str | None = None) -> dict[str, list[st
             f"{path}: a file of Stata or SPSS is read by the package pyreadstat: pip install 'fratrie[statistics]'"
         ) from None
     kind = path.suffix.lower()
-    read = {".dta": pyreadstat.read_dta, ".por": pyreadstat.read_por}.get(kind, pyreadstat.read_sav)
+    read: Any = {".dta": pyreadstat.read_dta, ".por": pyreadstat.read_por}.get(kind, pyreadstat.read_sav)
     options = {} if kind == ".por" else {"encoding": encoding}
     try:
         variables, meta = read(path, output_format="dict", **options)

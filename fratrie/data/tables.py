@@ -11,7 +11,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, TextIO
@@ -29,17 +29,31 @@ _DEEPEST = 50  # what is deeper could be parsed, but not shown or written again
 
 @dataclass(frozen=True)
 class Table:
-    """Columns of equal length by name; `class_names` holds the label names of columns that declare them."""
+    """Columns of equal length by name.
+
+    `class_names` holds the label names of columns that declare them, `rows` the numbers (from 1) that the rows have in
+    the file, where these are not simply counted.
+    """
 
     path: Path
     columns: dict[str, list[Any]]
     class_names: dict[str, list[str]] = field(default_factory=dict)
+    rows: list[int] | None = None
 
     def column(self, name: str, option: str) -> list[Any]:
         """The values of a column; a ValueError names the columns there are and the option that picks one."""
         if name not in self.columns:
             raise missing_column(self.path, name, self.columns, option)
         return self.columns[name]
+
+    def number(self, place: int) -> int:
+        """The number of a row in the file."""
+        return self.rows[place] if self.rows else place + 1
+
+    def of_rows(self, places: Sequence[int]) -> "Table":
+        """The table of some of its rows, which keep their numbers."""
+        columns = {name: [cells[place] for place in places] for name, cells in self.columns.items()}
+        return replace(self, columns=columns, rows=[self.number(place) for place in places])
 
 
 def missing_column(source: str | PathLike[str], name: str, there: Iterable[str], option: str) -> ValueError:
@@ -88,21 +102,22 @@ def stream_column(path: str | PathLike[str], column: str, form: TextFormat = UTF
         yield from _stream_json_lines(path, column, form)
 
 
-def raise_row_problems(path: Path, problems: dict[str, list[int]], advice: str = "") -> None:
+def raise_row_problems(table: Table, problems: dict[str, list[int]], advice: str = "") -> None:
     """Report all problems of a file at once.
 
     Args:
-        path: of the file.
-        problems: numbers of rows by what is wrong with them.
+        table: what was read of the file.
+        problems: rows of the table, counted from 1, by what is wrong with them.
         advice: the way out, as a last line.
 
     Raises:
         ValueError: there are any; lists each with its rows.
     """
     if problems:
-        lines = first_of([f"  {shown_rows(rows)}: {problem}" for problem, rows in problems.items()])
+        numbers = {problem: [table.number(row - 1) for row in rows] for problem, rows in problems.items()}
+        lines = first_of([f"  {shown_rows(rows)}: {problem}" for problem, rows in numbers.items()])
         lines += [f"  {advice}"] if advice else []
-        raise ValueError("\n".join([f"{path} (rows counted from 1, without a header and blank ones):", *lines]))
+        raise ValueError("\n".join([f"{table.path} (rows counted from 1, without a header and blank ones):", *lines]))
 
 
 def shown_rows(rows: Sequence[int], most: int = 20) -> str:

@@ -61,6 +61,7 @@ def read_labelled(
     text_column: str = "text",
     label_column: str | Sequence[str] = "labels",
     group_column: str | None = None,
+    annotator: str | None = None,
     form: TextFormat = UTF8,
 ) -> Dataset:
     """Read a labelled file of any format that `load_labelled` reads, and log what was understood.
@@ -69,7 +70,7 @@ def read_labelled(
         path: the file.
         labels: all label names in order; by default as the file says.
         problem_type: `auto` tells several labels from one by the data; real values must be asked for.
-        text_column, label_column, group_column: of `load_labelled`.
+        text_column, label_column, group_column, annotator: of `load_labelled`.
         form: encoding and delimiter of the file, sheet of a spreadsheet.
 
     Raises:
@@ -77,10 +78,11 @@ def read_labelled(
         OSError: the file is missing or cannot be read.
     """
     if problem_type == REGRESSION:
-        dataset = load_values(path, text_column, label_column, group_column, form)
+        dataset = load_values(path, text_column, label_column, group_column, annotator, form)
     else:
         several = None if problem_type == "auto" else problem_type == MULTI_LABEL
-        dataset = load_labelled(path, labels, text_column, label_column, group_column, multi_label=several, form=form)
+        columns = (text_column, label_column, group_column)
+        dataset = load_labelled(path, labels, *columns, multi_label=several, annotator=annotator, form=form)
     logger.info("%s: %s", path, describe(dataset))
     return dataset
 
@@ -102,7 +104,6 @@ def load_parts(options: LabelledDataOptions, seed: int = 0) -> DatasetDict:
     """
     paths = {part: getattr(options, f"{part}_file") for part in ("train", "validation", "test")}
     files = {part: path for part, path in paths.items() if path is not None}
-    reading = options.columns() | {"form": options.text_format()}
     if not files:
         refuse_options_of_files(options, "problem_type", "label_names")
         parts = load_family_relations()
@@ -112,10 +113,13 @@ def load_parts(options: LabelledDataOptions, seed: int = 0) -> DatasetDict:
     elif options.problem_type == REGRESSION and options.label_names:
         raise ValueError(f"label_names={options.label_names!r}: real values have no labels, leave the names out")
     else:
-        train = read_labelled(files.pop("train"), options.label_names, options.problem_type, **reading)
+        train = read_labelled(files.pop("train"), options.label_names, options.problem_type, **options.reading())
         task = task_of(train.features)
         _check_two_classes(task)
-        others = {part: read_labelled(path, task.labels, task.problem_type, **reading) for part, path in files.items()}
+        others = {
+            part: read_labelled(path, task.labels, task.problem_type, **options.reading())
+            for part, path in files.items()
+        }
         parts = DatasetDict(train=train, **others)
     if "validation" not in parts and options.validation_size:
         parts.update(_split(parts["train"], options.validation_size, seed))

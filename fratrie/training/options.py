@@ -47,9 +47,14 @@ class LabelOptions(ReadingOptions):
         metadata={"help": "Column that names who speaks; by default `respondent` or `group`, if there is one."},
     )
 
-    def columns(self) -> dict[str, Any]:
-        """The columns to read, by the names that the readers' arguments have."""
-        return {name: getattr(self, name) for name in ("text_column", "label_column", "group_column")}
+    annotator: str | None = field(
+        default=None, metadata={"help": "Whose labels to read, where a column `annotator` names several."}
+    )
+
+    def reading(self) -> dict[str, Any]:
+        """How to read a file of labelled texts, by the names of `read_labelled`'s arguments."""
+        names = ("text_column", "label_column", "group_column", "annotator")
+        return {name: getattr(self, name) for name in names} | {"form": self.text_format()}
 
 
 @dataclass(kw_only=True)

@@ -14,12 +14,12 @@ def test_several_labels(tmp_path):
     content = "text;labels;group\nun;a b;1\ndeux;;1\n\x1b[31m un ;a b;2\n un;b;2\ntrois;c;3\nun;a b;3\n"
     assert described(tmp_path / "a.csv", content) == [
         "6 texts of 3 respondents, several labels each",
-        "row 1: 'un' → a, b",
-        "row 2: 'deux' → no label",
-        "row 3: '\\x1b[31m un ' → a, b",
+        "text 1: 'un' → a, b",
+        "text 2: 'deux' → no label",
+        "text 3: '\\x1b[31m un ' → a, b",
         "labels: a 3, b 4, c 1; 1 text without a label",
-        "1 repetition of an earlier text with the same labels, such as row 6 is row 1 again: 'un'",
-        "1 repetition of an earlier text with other labels, such as row 4 is row 1 again: ' un'",
+        "1 repetition of an earlier text with the same labels, such as text 6 is text 1 again: 'un'",
+        "1 repetition of an earlier text with other labels, such as text 4 is text 1 again: ' un'",
     ]
 
 
@@ -33,7 +33,7 @@ def test_one_label(tmp_path):
 def test_values(tmp_path):
     lines = described(tmp_path / "a.csv", "text,labels\nun,1.5\ndeux,-3\n", load_values)
     assert lines[0] == "2 texts, a value for each" and lines[2:] == [
-        "row 2: 'deux' → -3",
+        "text 2: 'deux' → -3",
         "values from -3 to 1.5, -0.75 in the mean",
     ]
 
