@@ -105,13 +105,13 @@ def usual_columns(
     exported = there.keys() >= _OF_LABEL_STUDIO
     labels = list(label_columns)
     if labels == ["labels"] and "labels" not in there:
-        usual: list[str] = [name for name in ("code", "label") if name in there][:1]
+        usual: Sequence[str] = [name for name in ("code", "label") if name in there][:1]
         if exported and not usual:
             usual = [name for name in others if any(map(_is_chosen, there[name]))] or others
         if len(usual) > 1:
             shown = ", ".join(first_of([excerpt(name) for name in usual]))
             raise ValueError(f"{table.path}: {shown} may hold the labels: choose by label_column (--label_column)")
-        labels = usual or labels
+        labels = list(usual) or labels
     if text_column == "text" and "text" not in there:
         texts = [name for name in others if name not in labels] if exported else ["data"]
         if len(texts) == 1 and texts[0] in there and labels[0] in there:
