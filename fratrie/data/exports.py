@@ -4,6 +4,7 @@ Label Studio's json holds tasks with their annotations, its other exports one ro
 (https://labelstud.io/guide/export.html). doccano writes one file for each annotator, or one for all who work together.
 """
 
+import itertools
 import logging
 import re
 from collections import Counter, defaultdict
@@ -51,10 +52,18 @@ def flat_tasks(table: Table) -> Table:
         logger.warning(
             "%s: %d of %d tasks are not annotated, or were skipped, and are left out", table.path, left, len(data)
         )
-    columns = {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
-    questions = dict.fromkeys(question for each in choices for question in each)
-    columns |= {question: [each.get(question, []) for each in choices] for question in questions}
+    columns = {name: [row.get(name) for row in rows] for name in dict.fromkeys(itertools.chain(*rows))}
+    columns |= {name: [each.get(name, []) for each in choices] for name in dict.fromkeys(itertools.chain(*choices))}
     return Table(table.path, columns, rows=numbers)
+
+
+def texts_of_tasks(table: Table) -> Table:
+    """Tasks of Label Studio as one row each, with the fields of their data; any other table as it is."""
+    data = table.columns.get("data")
+    if not data or not all(isinstance(fields, dict) for fields in data):
+        return table
+    columns = {name: [fields.get(name) for fields in data] for name in dict.fromkeys(itertools.chain(*data))}
+    return Table(table.path, {name: table.columns[name] for name in ("id",) if name in table.columns} | columns)
 
 
 def one_annotation_each(table: Table, annotator: str | None = None) -> Table:

@@ -1,6 +1,7 @@
 """Labelled texts for training and evaluation, and bare texts for prediction, from the files people have."""
 
 import logging
+import re
 import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -20,7 +21,7 @@ from fratrie.data.annotation import (
     read_annotations,
     text_problem,
 )
-from fratrie.data.exports import flat_tasks, one_annotation_each, usual_columns
+from fratrie.data.exports import flat_tasks, one_annotation_each, texts_of_tasks, usual_columns
 from fratrie.data.indicators import are_indicators, read_indicators
 from fratrie.data.labels import Problems, plain_name, read_labels
 from fratrie.data.tables import Table, raise_row_problems, read_table, shown_rows
@@ -168,6 +169,8 @@ def load_texts_and_others(
     if path.suffix.lower() == ".txt":
         return _lines(path, form), {}
     table = read_table(path, form)
+    if text_column not in table.columns:
+        table = texts_of_tasks(table)
     texts = table.column(text_column, "text_column")
     return texts, {name: cells for name, cells in table.columns.items() if name != text_column}
 
@@ -244,9 +247,10 @@ def _label_cells(table: Table, label_column: str) -> list[Any]:
     if label_column not in table.columns:
         places = [name for name, cells in table.columns.items() if are_indicators(cells)]
         if len(places) > 1:
+            shown = " ".join(name if re.fullmatch(r"\w+", name) else shlex.quote(name) for name in places)
             raise ValueError(
                 f"{table.path}: no column {label_column!r}, but columns that say yes or no: if each is a label, name "
-                f"them by label_column (--label_column {shlex.join(places)})"
+                f"them by label_column (--label_column {shown})"
             )
     return table.column(label_column, "label_column")
 
@@ -297,6 +301,8 @@ def _texts_and_speakers(
         label_column = label_columns[0] if len(label_columns) == 1 else list(label_columns)
         shown = f"text_column={text_column!r}, label_column={label_column!r}, group_column={name!r}"
         raise ValueError(f"{table.path}: {shown}: texts, labels and speakers need a column each")
+    if unread := [excerpt(other) for other in table.columns if other not in {text_column, *label_columns, name}]:
+        logger.info("%s: columns that are not read: %s", table.path, ", ".join(first_of(unread)))
     columns = {"text": table.column(text_column, "text_column")}
     features: dict[str, Any] = {"text": Value("string")}
     _check_texts(columns["text"], problems)

@@ -7,7 +7,7 @@ import logging
 import pytest
 from label_names import names
 
-from fratrie.data.loading import load_labelled, load_values
+from fratrie.data.loading import load_labelled, load_texts_and_others, load_values
 
 
 def choices(*chosen, question="humeur"):
@@ -73,6 +73,15 @@ def test_the_three_exports_of_label_studio_say_the_same(tmp_path, caplog):
     assert [record.getMessage().partition(": ")[2] for record in caplog.records] == [
         "2 of 6 tasks are not annotated, or were skipped, and are left out"
     ]
+
+
+def test_texts_of_tasks_are_read_alone(tmp_path):
+    path = write_json(tmp_path / "a.json", [*TASKS, {"data": {"text": "sept"}}])
+    texts, others = load_texts_and_others(path)
+    assert texts == ["un", "deux", "trois", "quatre", "cinq", "six", "sept"]
+    assert others == {"id": [11, 12, 13, 14, 15, 16, None], "respondent": [*"aabbbc", None]}
+    with pytest.raises(ValueError, match="no column 'phrase'; its columns are 'id', 'text', 'respondent'"):
+        load_texts_and_others(path, "phrase")
 
 
 def test_annotations_of_two_are_never_merged(tmp_path, caplog):

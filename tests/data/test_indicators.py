@@ -1,5 +1,6 @@
 """Tables with a column of yes and no for each label."""
 
+import logging
 from collections import defaultdict
 
 import pytest
@@ -57,12 +58,14 @@ def test_what_is_not_sure_is_named_by_row_and_column(cells, problem):
     assert dict(problems) == {problem: [3]}
 
 
-def test_a_column_for_each_label(tmp_path):
+def test_a_column_for_each_label(tmp_path, caplog):
     path = tmp_path / "a.csv"
-    path.write_text("text;très triste;joie;who\nun;0;1;a\ndeux;1;1;a\ntrois;0;0;b\n", encoding="utf-8")
+    path.write_text("text;très triste;joie;who;date\nun;0;1;a;5\ndeux;1;1;a;5\ntrois;0;0;b;5\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"no column 'labels', .*\(--label_column 'très triste' joie\)"):
         load_labelled(path)
-    dataset = load_labelled(path, label_column=["très triste", "joie"], group_column="who")
+    with caplog.at_level(logging.INFO):
+        dataset = load_labelled(path, label_column=["très triste", "joie"], group_column="who")
+    assert caplog.messages == [f"{path}: columns that are not read: 'date'"]
     assert dataset.features["labels"].feature.names == ["très triste", "joie"]
     assert names(dataset) == [["joie"], ["très triste", "joie"], []]
     assert dataset["respondent"][:] == ["a", "a", "b"]
