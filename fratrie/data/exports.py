@@ -34,18 +34,19 @@ def flat_tasks(table: Table) -> Table:
     data = table.columns.get("data")
     if not annotations or not data or not _are_tasks(data, annotations):
         return table
-    rows: list[dict[str, Any]] = []
-    choices: list[dict[str, list[Any]]] = []
-    numbers: list[int] = []
-    for number, (fields, those, task) in enumerate(
-        zip(data, annotations, table.columns.get("id", range(len(data))), strict=True), start=1
-    ):
-        for annotation in those or []:
-            if not (annotation.get("was_cancelled") or annotation.get("skipped")):
-                who = {"annotator": _annotator(annotation), "annotation_id": annotation.get("id")}
-                rows.append({**fields, "id": task, **who})
-                choices.append(_choices(annotation))
-                numbers.append(number)
+    ids = table.columns.get("id", range(len(data)))
+    kept = [
+        (number, {**fields, "id": task}, annotation)
+        for number, (fields, task, those) in enumerate(zip(data, ids, annotations, strict=True), start=1)
+        for annotation in those or []
+        if not (annotation.get("was_cancelled") or annotation.get("skipped"))
+    ]
+    numbers = [number for number, _, _ in kept]
+    rows = [
+        {**fields, "annotator": _annotator(annotation), "annotation_id": annotation.get("id")}
+        for _, fields, annotation in kept
+    ]
+    choices = [_choices(annotation) for _, _, annotation in kept]
     if not any(choices):
         raise ValueError(f"{table.path}: tasks of Label Studio, and no annotation of them holds choices, as labels do")
     if left := len(data) - len(set(numbers)):
