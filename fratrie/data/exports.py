@@ -102,29 +102,34 @@ def one_annotation_each(table: Table, annotator: str | None = None) -> Table:
 
 
 def usual_columns(
-    table: Table, text_column: str, label_columns: Sequence[str], group_column: str | None
+    table: Table, text_column: str, label_column: str | Sequence[str] | None, group_column: str | None
 ) -> tuple[str, list[str]]:
-    """The columns of texts and labels: those that were named, or those that tools write where the defaults are absent.
+    """The columns of texts and of labels: as they are named, else as tools call them.
+
+    In an export of Label Studio the answers to its only question are the labels: a column `labels` of it may come from
+    a model, along with the texts.
 
     Raises:
-        ValueError: several columns of an export may hold the labels.
+        ValueError: several columns of an export may hold the labels, or no name is given.
     """
     there = table.columns
     spoken_for = _KEPT_BY_LABEL_STUDIO | {"respondent", "group", text_column, group_column}
     others = [name for name in there if name not in spoken_for]
     exported = there.keys() >= _OF_LABEL_STUDIO
-    labels = list(label_columns)
-    if labels == ["labels"] and "labels" not in there:
-        usual: Sequence[str] = [name for name in ("code", "label") if name in there][:1]
-        if exported and not usual:
-            usual = [name for name in others if any(map(_is_chosen, there[name]))] or others
-        if len(usual) > 1:
-            shown = ", ".join(first_of([excerpt(name) for name in usual]))
+    if label_column is not None:
+        labels = [label_column] if isinstance(label_column, str) else list(label_column)
+        if not labels:
+            raise ValueError("label_column=[]: name the column of the labels, or one for each label")
+    elif exported:
+        labels = [name for name in others if any(map(_is_chosen, there[name]))] or others
+        if len(labels) > 1:
+            shown = ", ".join(first_of([excerpt(name) for name in labels]))
             raise ValueError(f"{table.path}: {shown} may hold the labels: choose by label_column (--label_column)")
-        labels = list(usual) or labels
+    else:
+        labels = [next((name for name in ("labels", "code", "label") if name in there), "labels")]
     if text_column == "text" and "text" not in there:
         texts = [name for name in others if name not in labels] if exported else ["data"]
-        if len(texts) == 1 and texts[0] in there and labels[0] in there:
+        if len(texts) == 1 and {texts[0], *labels} <= there.keys():
             text_column = texts[0]
     return text_column, labels
 

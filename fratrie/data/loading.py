@@ -36,7 +36,7 @@ def load_labelled(
     path: str | PathLike[str],
     label_names: Sequence[str] | None = None,
     text_column: str = "text",
-    label_column: str | Sequence[str] = "labels",
+    label_column: str | Sequence[str] | None = None,
     group_column: str | None = None,
     multi_label: bool | None = None,
     continuation: str = "merge",
@@ -53,9 +53,7 @@ def load_labelled(
     Python, json, numpy (`['a' 'b']`) or Label Studio (`{"choices": ["a", "b"]}`) write it. Integers are
     positions in `label_names`, unless all these names are numbers; a column of strings that are all numbers
     is integers if no name is a number. Names that look alike (composed accents or not, invisible characters, special
-    and outer spaces) are one; those that differ in case are told. Without a column `labels`, a column `code` is read
-    as annotation codes (`jm+, jp-`), or else `label`; the exports of Label Studio and doccano are understood (see
-    `fratrie.data.exports`).
+    and outer spaces) are one; those that differ in case are told. A column `code` holds annotation codes (`jm+, jp-`).
 
     Several columns are one label each, which has its name, and say where it applies (see `read_indicators`).
 
@@ -64,7 +62,8 @@ def load_labelled(
         label_names: the known labels in the order of their ids; by default those that the file declares or
             `LABELS` for annotation codes, otherwise all that occur, sorted.
         text_column: column of the texts; like the next two, it plays no part in .txt files.
-        label_column: column of the labels, or the columns that say yes or no, one for each label.
+        label_column: column of the labels, or the columns that say yes or no, one for each label; by default
+            `labels`, `code` or `label`, or that of an export (see `fratrie.data.exports`).
         group_column: column that names the speaker; by default `respondent` or `group` where there is one.
         multi_label: several labels per text or one; by default several if any text has a list or two labels.
         continuation: see `read_annotations`; for .txt files.
@@ -76,13 +75,12 @@ def load_labelled(
         OSError: the file is missing or cannot be read.
     """
     path = existing_file(path)
-    label_columns = _listed(label_column)
     if path.suffix.lower() == ".txt":
         table = _annotation_table(path, continuation, form)
         text_column, label_columns, group_column = "text", ["code"], "respondent"
     else:
         table = flat_tasks(read_table(path, form))
-        text_column, label_columns = usual_columns(table, text_column, label_columns, group_column)
+        text_column, label_columns = usual_columns(table, text_column, label_column, group_column)
         table = one_annotation_each(table, annotator)
     problems: Problems = defaultdict(list)
     columns, features = _texts_and_speakers(table, text_column, label_columns, group_column, problems)
@@ -108,7 +106,7 @@ def load_labelled(
 def load_values(
     path: str | PathLike[str],
     text_column: str = "text",
-    label_column: str | Sequence[str] = "labels",
+    label_column: str | Sequence[str] | None = None,
     group_column: str | None = None,
     annotator: str | None = None,
     form: TextFormat = UTF8,
@@ -119,20 +117,19 @@ def load_values(
         ValueError: lists the rows without a finite number or a text, or the columns there are; several columns.
         OSError: the file is missing or cannot be read.
     """
-    label_column, *more = _listed(label_column)
-    if more:
-        raise ValueError(f"label_column={[label_column, *more]}: a regression learns the values of one column")
     table = read_table(path, form)
-    text_column, (label_column,) = usual_columns(table, text_column, [label_column], group_column)
+    text_column, label_columns = usual_columns(table, text_column, label_column, group_column)
+    if len(label_columns) > 1:
+        raise ValueError(f"label_column={label_columns}: a regression learns the values of one column")
     table = one_annotation_each(table, annotator)
     problems: Problems = defaultdict(list)
-    columns, features = _texts_and_speakers(table, text_column, [label_column], group_column, problems)
+    columns, features = _texts_and_speakers(table, text_column, label_columns, group_column, problems)
     columns["labels"] = []
-    for number, cell in enumerate(table.column(label_column, "label_column"), start=1):
+    for number, cell in enumerate(table.column(label_columns[0], "label_column"), start=1):
         try:
             columns["labels"].append(_finite(cell))
         except (TypeError, ValueError, OverflowError):
-            problems[f"{excerpt(cell)}, expected a number in {label_column!r} for regression"].append(number)
+            problems[f"{excerpt(cell)}, expected a number in {label_columns[0]!r} for regression"].append(number)
     raise_row_problems(table, problems)
     return Dataset.from_dict(columns, features=Features(features | {"labels": Value("float32")}))
 
@@ -233,13 +230,6 @@ def _finite(cell: Any) -> float:
     if isinstance(cell, bool) or not abs(value := float(cell)) <= _GREATEST:
         raise ValueError
     return value
-
-
-def _listed(label_column: str | Sequence[str]) -> list[str]:
-    names = [label_column] if isinstance(label_column, str) else list(label_column)
-    if not names:
-        raise ValueError("label_column=[]: name the column of the labels, or one for each label")
-    return names
 
 
 def _label_cells(table: Table, label_column: str) -> list[Any]:

@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from datasets import Dataset, DatasetDict
@@ -59,7 +59,7 @@ def read_labelled(
     labels: Sequence[str] | None = None,
     problem_type: AnyProblemType = "auto",
     text_column: str = "text",
-    label_column: str | Sequence[str] = "labels",
+    label_column: str | Sequence[str] | None = None,
     group_column: str | None = None,
     annotator: str | None = None,
     form: TextFormat = UTF8,
@@ -140,11 +140,9 @@ def refuse_options_of_files(options: LabelOptions, *more: str) -> None:
     Raises:
         ValueError: names the first such option that was set.
     """
-    names = {*(each.name for each in fields(LabelOptions)), *more}
-    for each in fields(options):
-        default = each.default if each.default_factory is MISSING else each.default_factory()
-        if each.name in names and (value := getattr(options, each.name)) != default:
-            raise ValueError(f"{each.name}={value!r} says how a file is read, and the shipped corpus is none: omit it")
+    for name in (*(each.name for each in fields(LabelOptions)), *more):
+        if (value := getattr(options, name)) != getattr(type(options), name):
+            raise ValueError(f"{name}={value!r} says how a file is read, and the shipped corpus is none: omit it")
 
 
 def _check_two_classes(task: Task) -> None:

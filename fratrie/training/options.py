@@ -38,9 +38,12 @@ class ReadingOptions:
 class LabelOptions(ReadingOptions):
     """How files of labelled texts are read, for `HfArgumentParser`."""
 
-    label_column: list[str] = field(
-        default_factory=lambda: ["labels"],
-        metadata={"help": "Column of the labels or values; or several that say yes or no, one for each label."},
+    label_column: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Column of the labels or values, by default `labels` or as tools call it; or several columns that "
+            "say yes or no, one for each label."
+        },
     )
     group_column: str | None = field(
         default=None,

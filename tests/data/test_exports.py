@@ -120,6 +120,15 @@ def test_several_questions_need_a_choice(tmp_path):
     assert names(load_labelled(path, label_column="ironie")) == [["oui"]]
 
 
+def test_labels_that_came_along_with_the_texts_are_not_those_of_the_annotator(tmp_path):
+    tasks = [task(1, "un", annotation(1, choices("joie")), labels="peur", label="peur", code="jm+")]
+    path = write_json(tmp_path / "a.json", tasks)
+    assert names(load_labelled(path)) == [["joie"]] and names(load_labelled(path, label_column="labels")) == ["peur"]
+    rows = [FLAT[3] | {"labels": "peur"}]
+    with pytest.raises(ValueError, match="'humeur', 'labels' may hold the labels"):
+        load_labelled(write_csv(tmp_path / "a.csv", rows))
+
+
 def test_other_names_of_the_text_and_old_exports(tmp_path):
     old = [{"id": 3, "data": {"reviewText": "un"}, "completions": [{"id": 1, "result": [choices("joie", "peur")]}]}]
     dataset = load_labelled(write_json(tmp_path / "a.json", old))
