@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
-import numpy as np
 from accelerate import Accelerator
 from datasets import DatasetDict
 from torch.utils.data import Dataset
@@ -298,20 +297,11 @@ def _prepare(
         model.config.label_thresholds = thresholds
     if options.export_code:
         require_own_class(model)
-    if task.problem_type != REGRESSION:
-        _log_labels(parts["train"], task.labels)
     rows = {
         part: encode(dataset["text"][:], model, tokenizer, data.max_length, targets_of(dataset))
         for part, dataset in parts.items()
     }
     return Run(data, choices, options, accelerator, parts, model, tokenizer, rows)
-
-
-def _log_labels(train: Dataset, labels: Sequence[str]) -> None:
-    targets = targets_of(train)
-    counts = targets.sum(0) if targets.ndim == 2 else np.bincount(targets, minlength=len(labels))
-    shown = ", ".join(f"{label} {int(count)}" for label, count in zip(labels, counts, strict=True))
-    logger.info("%d texts to learn; times a label is given: %s", len(targets), shown)
 
 
 def _build(

@@ -9,7 +9,7 @@ from itertools import groupby
 from os import PathLike
 from typing import NamedTuple
 
-from fratrie.data.text_files import ENCODING_ADVICE, TextFormat, existing_file
+from fratrie.data.text_files import ENCODING_ADVICE, TextFormat, encoding_advice, existing_file, stored_encoding
 from fratrie.files import write_text
 
 LABELS = ("+", "-", "0", "i", "j", "f", "s", "p", "m", "a", "t")
@@ -197,23 +197,22 @@ def first_of(lines: Sequence[str], most: int = 20) -> list[str]:
 
 def _lines(data: bytes, encoding: str) -> Iterator[tuple[int, str, str | None]]:
     """Number, text and encoding problem of each line."""
+    encoding = stored_encoding(data, encoding)
     if codecs.lookup(encoding).name != "utf-8":
         try:
             data = data.decode(encoding).encode()
         except UnicodeError as error:
             yield 1, "", f"the file is not {encoding} ({error}): {ENCODING_ADVICE}"
             return
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        yield 1, data[:2].decode("latin-1"), f"the file is UTF-16, expected UTF-8: {ENCODING_ADVICE}"
-        return
     start = len(codecs.BOM_UTF8) if data.startswith(codecs.BOM_UTF8) else 0
     for number, raw in enumerate(data[start:].split(b"\n"), start=1):
         line = raw.removesuffix(b"\r")
         try:
             yield number, line.decode(), None
         except UnicodeDecodeError as error:
-            reason = f"byte 0x{line[error.start]:02x} at offset {start + error.start} is not UTF-8, "
-            yield number, line.decode(errors="backslashreplace"), f"{reason}expected UTF-8: {ENCODING_ADVICE}"
+            wrong = f"byte 0x{line[error.start]:02x} at offset {start + error.start} is not UTF-8"
+            reason = f"{wrong}: {encoding_advice(line, error.start)}"
+            yield number, line.decode(errors="backslashreplace"), reason
         start += len(raw) + 1
 
 

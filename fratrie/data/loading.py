@@ -1,6 +1,8 @@
 """Labelled texts for training and evaluation, and bare texts for prediction, from the files people have."""
 
 import logging
+import re
+import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from os import PathLike
@@ -19,8 +21,9 @@ from fratrie.data.annotation import (
     read_annotations,
     text_problem,
 )
+from fratrie.data.exports import flat_tasks, one_annotation_each, texts_of_tasks, usual_columns
+from fratrie.data.indicators import are_indicators, read_indicators
 from fratrie.data.labels import Problems, plain_name, read_labels
-from fratrie.data.repeats import tell_repeats
 from fratrie.data.tables import Table, raise_row_problems, read_table, shown_rows
 from fratrie.data.text_files import UTF8, TextFormat, existing_file, read_text
 
@@ -33,10 +36,11 @@ def load_labelled(
     path: str | PathLike[str],
     label_names: Sequence[str] | None = None,
     text_column: str = "text",
-    label_column: str = "labels",
+    label_column: str | Sequence[str] | None = None,
     group_column: str | None = None,
     multi_label: bool | None = None,
     continuation: str = "merge",
+    annotator: str | None = None,
     form: TextFormat = UTF8,
 ) -> Dataset:
     """Read labelled texts into an in-memory dataset with the columns `text` and `labels`.
@@ -49,17 +53,21 @@ def load_labelled(
     Python, json, numpy (`['a' 'b']`) or Label Studio (`{"choices": ["a", "b"]}`) write it. Integers are
     positions in `label_names`, unless all these names are numbers; a column of strings that are all numbers
     is integers if no name is a number. Names that look alike (composed accents or not, invisible characters, special
-    and outer spaces) are one; those that differ in case are told. Without a column `labels`, a column `code` is read
-    as annotation codes (`jm+, jp-`). Repeated texts are logged.
+    and outer spaces) are one; those that differ in case are told. A column `code` holds annotation codes (`jm+, jp-`).
+
+    Several columns are one label each, which has its name, and say where it applies (see `read_indicators`).
 
     Args:
-        path: .txt (annotation format), .csv, .tsv, .xlsx, .ods, .json, .jsonl or .parquet.
+        path: .txt (annotation format), or a table that `read_table` reads.
         label_names: the known labels in the order of their ids; by default those that the file declares or
             `LABELS` for annotation codes, otherwise all that occur, sorted.
-        text_column, label_column: column names; they play no part in .txt files.
+        text_column: column of the texts; like the next two, it plays no part in .txt files.
+        label_column: column of the labels, or the columns that say yes or no, one for each label; by default
+            `labels`, `code` or `label`, or that of an export (see `fratrie.data.exports`).
         group_column: column that names the speaker; by default `respondent` or `group` where there is one.
         multi_label: several labels per text or one; by default several if any text has a list or two labels.
         continuation: see `read_annotations`; for .txt files.
+        annotator: whose labels to read, where a column `annotator` names several.
         form: encoding and delimiter of the file.
 
     Raises:
@@ -69,26 +77,28 @@ def load_labelled(
     path = existing_file(path)
     if path.suffix.lower() == ".txt":
         table = _annotation_table(path, continuation, form)
-        text_column, label_column, group_column = "text", "code", "respondent"
+        text_column, label_columns, group_column = "text", ["code"], "respondent"
     else:
-        table = read_table(path, form)
-        if label_column == "labels" and "labels" not in table.columns and "code" in table.columns:
-            label_column = "code"
+        table = flat_tasks(read_table(path, form))
+        text_column, label_columns = usual_columns(table, text_column, label_column, group_column)
+        table = one_annotation_each(table, annotator)
     problems: Problems = defaultdict(list)
-    columns, features = _texts_and_speakers(table, text_column, label_column, group_column, problems)
-    cells = _label_cells(table, label_column)
-    names = _checked_names(label_names if label_names is not None else table.class_names.get(label_column))
+    columns, features = _texts_and_speakers(table, text_column, label_columns, group_column, problems)
+    names = _checked_names(label_names if label_names is not None else table.class_names.get(label_columns[0]))
     is_open = label_names is None or multi_label is None
-    if label_column == "code":
+    if len(label_columns) > 1:
+        names, cells = _read_indicators(table, label_columns, names if label_names is not None else None, problems)
+    else:
+        cells = _label_cells(table, label_columns[0])
+    if label_columns == ["code"]:
         columns["code"], cells = _read_codes(cells, problems)
         features["code"] = Value("string")
         names, multi_label = names or list(LABELS), multi_label is not False
     names, columns["labels"], several = read_labels(cells, names, multi_label, problems)
     advice = _advice(names, several, is_open) if any("label" in each for each in problems) else ""
-    raise_row_problems(path, problems, advice)
+    raise_row_problems(table, problems, advice)
     if not names:
-        raise ValueError(f"{path}: no row has a label in the column {label_column!r}")
-    tell_repeats(path, columns["text"], [tuple(ids) if several else ids for ids in columns["labels"]])
+        raise ValueError(f"{path}: no row has a label in the column {label_columns[0]!r}")
     features["labels"] = List(ClassLabel(names=names)) if several else ClassLabel(names=names)
     return Dataset.from_dict(columns, features=Features(features))
 
@@ -96,34 +106,38 @@ def load_labelled(
 def load_values(
     path: str | PathLike[str],
     text_column: str = "text",
-    label_column: str = "labels",
+    label_column: str | Sequence[str] | None = None,
     group_column: str | None = None,
+    annotator: str | None = None,
     form: TextFormat = UTF8,
 ) -> Dataset:
     """Read texts with a real value each into a dataset as `load_labelled` does, `labels` being a float.
 
     Raises:
-        ValueError: lists the rows without a finite number or a text, or the columns there are.
+        ValueError: lists the rows without a finite number or a text, or the columns there are; several columns.
         OSError: the file is missing or cannot be read.
     """
     table = read_table(path, form)
+    text_column, label_columns = usual_columns(table, text_column, label_column, group_column)
+    if len(label_columns) > 1:
+        raise ValueError(f"label_column={label_columns}: a regression learns the values of one column")
+    table = one_annotation_each(table, annotator)
     problems: Problems = defaultdict(list)
-    columns, features = _texts_and_speakers(table, text_column, label_column, group_column, problems)
+    columns, features = _texts_and_speakers(table, text_column, label_columns, group_column, problems)
     columns["labels"] = []
-    for number, cell in enumerate(table.column(label_column, "label_column"), start=1):
+    for number, cell in enumerate(table.column(label_columns[0], "label_column"), start=1):
         try:
             columns["labels"].append(_finite(cell))
         except (TypeError, ValueError, OverflowError):
-            problems[f"{excerpt(cell)}, expected a number in {label_column!r} for regression"].append(number)
-    raise_row_problems(table.path, problems)
-    tell_repeats(table.path, columns["text"], columns["labels"])
+            problems[f"{excerpt(cell)}, expected a number in {label_columns[0]!r} for regression"].append(number)
+    raise_row_problems(table, problems)
     return Dataset.from_dict(columns, features=Features(features | {"labels": Value("float32")}))
 
 
 def load_texts(
     path: str | PathLike[str], text_column: str = "text", annotated: bool = False, form: TextFormat = UTF8
 ) -> list[str]:
-    """Read texts: one per line from .txt, or a column of .csv, .tsv, .xlsx, .ods, .json, .jsonl or .parquet.
+    """Read texts: one per line from .txt, or a column of a table that `read_table` reads.
 
     Only `\\n` and `\\r\\n` end a line of .txt. Blank lines and empty cells are left out, which is logged.
 
@@ -152,6 +166,8 @@ def load_texts_and_others(
     if path.suffix.lower() == ".txt":
         return _lines(path, form), {}
     table = read_table(path, form)
+    if text_column not in table.columns:
+        table = texts_of_tasks(table)
     texts = table.column(text_column, "text_column")
     return texts, {name: cells for name, cells in table.columns.items() if name != text_column}
 
@@ -166,7 +182,7 @@ def places_of_texts(path: str | PathLike[str], texts: Sequence[Any]) -> list[int
     places = sorted(set(range(len(texts))) - set(empty))
     problems: Problems = defaultdict(list)
     _check_texts(texts, problems, places)
-    raise_row_problems(Path(path), problems, "remove these rows or give them a text")
+    raise_row_problems(Table(Path(path), {}), problems, "remove these rows or give them a text")
     if not places:
         raise ValueError(f"{path}: all {len(texts)} texts are empty")
     if empty:
@@ -217,15 +233,32 @@ def _finite(cell: Any) -> float:
 
 
 def _label_cells(table: Table, label_column: str) -> list[Any]:
-    """The column of labels; where there is none, a ValueError also says why columns of zeros and ones are not read."""
-    marks = ("0", "1", "0.0", "1.0", "False", "True")
-    places = [name for name, cells in table.columns.items() if all(str(cell) in marks for cell in cells)]
-    if label_column not in table.columns and len(places) > 1:
-        raise ValueError(
-            f"{table.path}: no column {label_column!r}, and columns of zeros and ones ({', '.join(first_of(places))}) "
-            "are not read: write the names of the labels that apply into one column"
-        )
+    """The column of labels; where there is none, a ValueError also names the columns that may be one label each."""
+    if label_column not in table.columns:
+        places = [name for name, cells in table.columns.items() if are_indicators(cells)]
+        if len(places) > 1:
+            shown = " ".join(name if re.fullmatch(r"\w+", name) else shlex.quote(name) for name in places)
+            raise ValueError(
+                f"{table.path}: no column {label_column!r}, but columns that say yes or no: if each is a label, name "
+                f"them by label_column (--label_column {shown})"
+            )
     return table.column(label_column, "label_column")
+
+
+def _read_indicators(
+    table: Table, label_columns: Sequence[str], names: list[str] | None, problems: Problems
+) -> tuple[list[str], list[list[str]]]:
+    """The names of the labels that have a column each, and the labels of each row."""
+    found = {plain_name(name): table.column(name, "label_column") for name in label_columns}
+    own = list(found)
+    if len(own) < len(label_columns):
+        raise ValueError(f"{table.path}: label_column={label_columns}: two names look alike, rename one")
+    if names is not None and (apart := {plain_name(name) for name in names} ^ set(own)):
+        raise ValueError(
+            f"{table.path}: label_column names {', '.join(own)}, the known labels are {', '.join(names)}: "
+            f"{', '.join(sorted(apart))} is on one side alone; every label needs its column, and no other has one"
+        )
+    return names or own, read_indicators(found, problems)
 
 
 def _read_codes(cells: Sequence[Any], problems: Problems) -> tuple[list[str], list[list[str]]]:
@@ -249,15 +282,17 @@ def _annotation_table(path: Path, continuation: str, form: TextFormat) -> Table:
 
 
 def _texts_and_speakers(
-    table: Table, text_column: str, label_column: str, group_column: str | None, problems: Problems
+    table: Table, text_column: str, label_columns: Sequence[str], group_column: str | None, problems: Problems
 ) -> tuple[dict[str, list[Any]], dict[str, Any]]:
     """The columns `text` and, where the file names who speaks or it is asked for, `respondent`; and their features."""
-    usual = [name for name in ("respondent", "group") if name in table.columns.keys() - {text_column, label_column}]
+    usual = [name for name in ("respondent", "group") if name in table.columns.keys() - {text_column, *label_columns}]
     name = group_column or next(iter(usual), None)
-    parts = {"text_column": text_column, "label_column": label_column, "group_column": name}
-    if len(set(parts.values())) < len(parts):
-        shown = ", ".join(f"{part}={column!r}" for part, column in parts.items())
+    if len({text_column, *label_columns, name}) < 2 + len(label_columns):
+        label_column = label_columns[0] if len(label_columns) == 1 else list(label_columns)
+        shown = f"text_column={text_column!r}, label_column={label_column!r}, group_column={name!r}"
         raise ValueError(f"{table.path}: {shown}: texts, labels and speakers need a column each")
+    if unread := [excerpt(other) for other in table.columns if other not in {text_column, *label_columns, name}]:
+        logger.info("%s: columns that are not read: %s", table.path, ", ".join(first_of(unread)))
     columns = {"text": table.column(text_column, "text_column")}
     features: dict[str, Any] = {"text": Value("string")}
     _check_texts(columns["text"], problems)

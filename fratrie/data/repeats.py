@@ -3,30 +3,28 @@
 import logging
 import unicodedata
 from collections.abc import Hashable, Sequence
-from os import PathLike
 
 from fratrie.data.annotation import excerpt
 
 logger = logging.getLogger(__name__)
 
 
-def tell_repeats(path: str | PathLike[str], texts: Sequence[str], labels: Sequence[Hashable]) -> None:
-    """Log how many texts of a file are repeated, and how many of these bear other labels; white space is no matter."""
+def find_repeats(
+    texts: Sequence[str], labels: Sequence[Hashable]
+) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """The texts that stand there before, with the same labels and with others; white space is no matter.
+
+    Returns:
+        Two lists of places: of the repeated text, and of where it stands first.
+    """
     first: dict[str, int] = {}
-    repeated: list[tuple[int, int]] = []
-    conflicting: list[tuple[int, int]] = []
+    same: list[tuple[int, int]] = []
+    other: list[tuple[int, int]] = []
     for row, text in enumerate(texts):
         met = first.setdefault(_key(text), row)
         if met != row:
-            (repeated if labels[met] == labels[row] else conflicting).append((row, met))
-    for pairs, what in (
-        (repeated, "repeat an earlier text"),
-        (conflicting, "repeat an earlier text with other labels"),
-    ):
-        if pairs:
-            row, met = pairs[0]
-            where = f"row {row + 1} is row {met + 1} again: {excerpt(texts[row], 60)}"
-            logger.warning("%s: %d of %d rows %s, such as %s", path, len(pairs), len(texts), what, where)
+            (same if labels[met] == labels[row] else other).append((row, met))
+    return same, other
 
 
 def tell_overlap(part: str, texts: Sequence[str], train: Sequence[str]) -> None:

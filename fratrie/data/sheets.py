@@ -48,7 +48,7 @@ def read_sheet(path: Path, sheet: str | None = None) -> list[tuple[int, list[str
 
 
 def _rows(sheet: Any) -> list[tuple[int, list[str]]]:
-    rows = [[_text(cell) for cell in row] for row in sheet.to_python(skip_empty_area=False)]
+    rows = [[cell_text(cell) for cell in row] for row in sheet.to_python(skip_empty_area=False)]
     return [(number, row) for number, row in enumerate(rows, start=1) if any(row)]
 
 
@@ -101,7 +101,7 @@ def _is(element: ElementTree.Element, kind: str, **attributes: str) -> bool:
     return element.tag.rpartition("}")[2] == kind and attributes.items() <= said.items()
 
 
-def _text(cell: Any) -> str:
+def cell_text(cell: Any) -> str:
     """A cell as text: a whole number without the fraction that spreadsheets store, a day without its midnight."""
     if isinstance(cell, float) and cell.is_integer():
         return str(int(cell))

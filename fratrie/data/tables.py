@@ -1,7 +1,9 @@
-"""Files of rows (csv, spreadsheets, json, jsonl, parquet) read into plain columns, or one column of them row by row.
+"""Files of rows (csv, spreadsheets, Stata, SPSS, json, jsonl, parquet) read into plain columns, or one of them row by
+row.
 
 The readers guess no types: in a French corpus «nan» and «null» are words, and a label may be called `0`."""
 
+import codecs
 import csv
 import io
 import itertools
@@ -9,12 +11,12 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, TextIO
 
-from fratrie.data import sheets
+from fratrie.data import sheets, stata_spss
 from fratrie.data.annotation import excerpt, first_of
 from fratrie.data.text_files import UTF8, TextFormat, checked_lines, existing_file, open_text, read_text
 
@@ -27,17 +29,31 @@ _DEEPEST = 50  # what is deeper could be parsed, but not shown or written again
 
 @dataclass(frozen=True)
 class Table:
-    """Columns of equal length by name; `class_names` holds the label names of columns that declare them."""
+    """Columns of equal length by name.
+
+    `class_names` holds the label names of columns that declare them, `rows` the numbers (from 1) that the rows have in
+    the file, where these are not simply counted.
+    """
 
     path: Path
     columns: dict[str, list[Any]]
     class_names: dict[str, list[str]] = field(default_factory=dict)
+    rows: list[int] | None = None
 
     def column(self, name: str, option: str) -> list[Any]:
         """The values of a column; a ValueError names the columns there are and the option that picks one."""
         if name not in self.columns:
             raise missing_column(self.path, name, self.columns, option)
         return self.columns[name]
+
+    def number(self, place: int) -> int:
+        """The number of a row in the file."""
+        return self.rows[place] if self.rows else place + 1
+
+    def of_rows(self, places: Sequence[int]) -> "Table":
+        """The table of some of its rows, which keep their numbers."""
+        columns = {name: [cells[place] for place in places] for name, cells in self.columns.items()}
+        return replace(self, columns=columns, rows=[self.number(place) for place in places])
 
 
 def missing_column(source: str | PathLike[str], name: str, there: Iterable[str], option: str) -> ValueError:
@@ -48,10 +64,11 @@ def missing_column(source: str | PathLike[str], name: str, there: Iterable[str],
 
 
 def read_table(path: str | PathLike[str], form: TextFormat = UTF8) -> Table:
-    """Read a .csv, .tsv, .xlsx, .xls, .ods, .json, .jsonl or .parquet file.
+    """Read a .csv, .tsv, .xlsx, .xls, .ods, .dta, .sav, .zsav, .por, .json, .jsonl or .parquet file.
 
-    csv, tsv and spreadsheets: a header line, then strings; Excel's first line `sep=;` is understood, and a column
-    without a name and content is left out. json: one object per line, or one array of objects; an absent key is None.
+    All but json and parquet give strings. csv, tsv and spreadsheets have a header line; Excel's first line `sep=;` is
+    understood, and a column without a name and content is left out. json: one object per line, or one array of
+    objects; an absent key is None.
 
     Raises:
         ValueError: the content is not what the extension promises (with the line), or there are no rows.
@@ -79,27 +96,28 @@ def stream_column(path: str | PathLike[str], column: str, form: TextFormat = UTF
         yield from _stream_parquet(path, column)
     elif kind in (".csv", ".tsv"):
         yield from _stream_csv(path, column, form)
-    elif kind in sheets.KINDS or (kind == ".json" and _begins_an_array(path, form)):
+    elif kind in (*sheets.KINDS, *stata_spss.KINDS) or (kind == ".json" and _begins_an_array(path, form)):
         yield from _READERS[kind](path, form).column(column, "text_column")
     else:
         yield from _stream_json_lines(path, column, form)
 
 
-def raise_row_problems(path: Path, problems: dict[str, list[int]], advice: str = "") -> None:
+def raise_row_problems(table: Table, problems: dict[str, list[int]], advice: str = "") -> None:
     """Report all problems of a file at once.
 
     Args:
-        path: of the file.
-        problems: numbers of rows by what is wrong with them.
+        table: what was read of the file.
+        problems: rows of the table, counted from 1, by what is wrong with them.
         advice: the way out, as a last line.
 
     Raises:
         ValueError: there are any; lists each with its rows.
     """
     if problems:
-        lines = first_of([f"  {shown_rows(rows)}: {problem}" for problem, rows in problems.items()])
+        numbers = {problem: [table.number(row - 1) for row in rows] for problem, rows in problems.items()}
+        lines = first_of([f"  {shown_rows(rows)}: {problem}" for problem, rows in numbers.items()])
         lines += [f"  {advice}"] if advice else []
-        raise ValueError("\n".join([f"{path} (rows counted from 1, without a header and blank ones):", *lines]))
+        raise ValueError("\n".join([f"{table.path} (rows counted from 1, without a header and blank ones):", *lines]))
 
 
 def shown_rows(rows: Sequence[int], most: int = 20) -> str:
@@ -233,6 +251,14 @@ def _read_spreadsheet(path: Path, form: TextFormat) -> Table:
     (line, header), *rows = sheets.read_sheet(path, form.sheet) or [(1, [])]
     _check_header(path, line, header)
     return _table_of(path, line, header, [row for _, row in rows])
+
+
+# --- Stata and SPSS ---
+
+
+def _read_variables(path: Path, form: TextFormat) -> Table:
+    encoding = None if form.encoding == UTF8.encoding else codecs.lookup(form.encoding).name
+    return Table(path, stata_spss.read_variables(path, encoding))
 
 
 # --- json ---
@@ -402,6 +428,7 @@ _READERS: dict[str, Callable[[Path, TextFormat], Table]] = {
     ".csv": _read_csv,
     ".tsv": _read_csv,
     **dict.fromkeys(sheets.KINDS, _read_spreadsheet),
+    **dict.fromkeys(stata_spss.KINDS, _read_variables),
     ".json": _read_json,
     ".jsonl": _read_json,
     ".parquet": _read_parquet,

@@ -19,7 +19,8 @@ class TextFormat:
     """How a file of texts is stored.
 
     Args:
-        encoding: any that Python knows by name; a byte order mark at the beginning is no part of the text.
+        encoding: any that Python knows by name; a byte order mark at the beginning is no part of the text, and one of
+            UTF-16 is believed instead of the default.
         delimiter: what stands between the columns of a csv file, one character (`\\t` is a tab); by default the one of
             comma, semicolon and tab that gives all rows as many fields as the header.
         sheet: the sheet of a spreadsheet; by default the only one that has content.
@@ -70,6 +71,26 @@ def existing_file(path: str | PathLike[str]) -> Path:
     return Path(path)
 
 
+def stored_encoding(beginning: bytes, encoding: str) -> str:
+    """UTF-16 where a byte order mark says so and the encoding asked for is UTF-8, the default."""
+    marked = beginning.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return "utf-16" if marked and codecs.lookup(encoding).name == "utf-8" else encoding
+
+
+def encoding_advice(data: bytes, place: int) -> str:
+    """The way out where a byte is not UTF-8: what the line says as Windows would have stored it, if that is a text."""
+    begin = max(data.rfind(b"\n", 0, place) + 1, place - 40)
+    line = data[begin : place + 40].partition(b"\n")[0].removesuffix(b"\r")
+    try:
+        shown = line.decode("cp1252").replace("\t", " ")
+    except UnicodeDecodeError:
+        return ENCODING_ADVICE
+    if not shown.isprintable():
+        return ENCODING_ADVICE
+    way = "encoding='cp1252' (--encoding cp1252)"
+    return f"if «{shown}» is what it should say, give {way}; otherwise save the file as UTF-8"
+
+
 def read_text(path: str | PathLike[str], form: TextFormat = UTF8) -> str:
     """The text of a file without its byte order mark; line ends stay as they are.
 
@@ -79,7 +100,7 @@ def read_text(path: str | PathLike[str], form: TextFormat = UTF8) -> str:
     """
     data = existing_file(path).read_bytes()
     try:
-        text = data.decode(form.encoding)
+        text = data.decode(stored_encoding(data, form.encoding))
     except UnicodeError as error:
         raise _wrong_encoding(path, form.encoding, data, error) from None
     if "\0" in text:
@@ -95,8 +116,10 @@ def open_text(path: str | PathLike[str], form: TextFormat = UTF8, newline: str =
         ValueError: the file is of another encoding.
         OSError: the file is missing or cannot be read.
     """
+    with existing_file(path).open("rb") as file:
+        encoding = stored_encoding(file.read(2), form.encoding)
     try:
-        with existing_file(path).open(encoding=form.encoding, newline=newline) as file:
+        with Path(path).open(encoding=encoding, newline=newline) as file:
             yield file
     except UnicodeError as error:
         raise _wrong_encoding(path, form.encoding, b"", error) from None
@@ -115,13 +138,13 @@ def _nul(path: str | PathLike[str], line: int) -> ValueError:
 
 
 def _wrong_encoding(path: str | PathLike[str], encoding: str, data: bytes, error: UnicodeError) -> ValueError:
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return ValueError(f"{path}: the file is UTF-16: {ENCODING_ADVICE}")
-    name = "UTF-8" if codecs.lookup(encoding).name == "utf-8" else encoding
+    utf8 = codecs.lookup(encoding).name == "utf-8"
+    name = "UTF-8" if utf8 else encoding
     if not isinstance(error, UnicodeDecodeError):
         return ValueError(f"{path} is not {name}: {ENCODING_ADVICE}")
     wrong = f"byte 0x{error.object[error.start]:02x}"
+    advice = encoding_advice(error.object, error.start) if utf8 else ENCODING_ADVICE
     if not data:
-        return ValueError(f"{path}: {wrong} is not {name}: {ENCODING_ADVICE}")
+        return ValueError(f"{path}: {wrong} is not {name}: {advice}")
     line = data.count(b"\n", 0, error.start) + 1
-    return ValueError(f"{path}, line {line}: {wrong} at offset {error.start} is not {name}: {ENCODING_ADVICE}")
+    return ValueError(f"{path}, line {line}: {wrong} at offset {error.start} is not {name}: {advice}")

@@ -45,9 +45,14 @@ def bootstrap_f1(
     if not len(truth) or not np.isin(truth, (0, 1)).all() or not np.isin(np.asarray(predictions), (0, 1)).all():
         raise ValueError("predictions and references must be indicators, 0 or 1, of one sample or more")
     place, drawn = draw_groups(groups, draws, seed)
-    member = np.arange(drawn.shape[1])[:, None] == place
-    scores = [_f1(drawn @ (member @ (run * truth)), drawn @ (member @ (run + truth))) for run in runs]
-    return _with_macro(np.mean(scores, axis=0), drawn @ (member @ truth))
+
+    def in_draws(values: NDArray[np.int64]) -> NDArray[np.int64]:
+        by_group = np.zeros((drawn.shape[1], values.shape[1]), dtype=np.int64)
+        np.add.at(by_group, place, values)
+        return drawn @ by_group
+
+    scores = [_f1(in_draws(run * truth), in_draws(run + truth)) for run in runs]
+    return _with_macro(np.mean(scores, axis=0), in_draws(truth))
 
 
 def draw_groups(

@@ -1,5 +1,6 @@
 """Labelled texts to learn from or to score on: which files, how they are read, and how they are split."""
 
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -8,33 +9,32 @@ from typing import Literal
 from datasets import Dataset, DatasetDict
 
 from fratrie.data.corpus import load_family_relations, split_by_respondent
+from fratrie.data.description import describe
 from fratrie.data.loading import load_labelled, load_values
 from fratrie.data.repeats import tell_overlap
 from fratrie.data.text_files import UTF8, TextFormat
 
 from .metrics import MULTI_LABEL, REGRESSION, SINGLE_LABEL
-from .options import ReadingOptions
+from .options import LabelOptions
 from .tasks import Task, task_of
+
+logger = logging.getLogger(__name__)
 
 AnyProblemType = Literal["auto", "multi_label_classification", "single_label_classification", "regression"]
 
 
 @dataclass(kw_only=True)
-class CorpusOptions(ReadingOptions):
+class CorpusOptions(LabelOptions):
     """Which labelled texts to read, for `HfArgumentParser`; without files the shipped corpus."""
 
     dataset: Literal["family_relations"] = field(
         default="family_relations", metadata={"help": "The shipped corpus, learnt where no file is given."}
     )
     train_file: str | None = field(
-        default=None, metadata={"help": "Labelled texts: .txt (annotated), .csv, .tsv, .xlsx, .ods, .jsonl, .parquet."}
+        default=None,
+        metadata={"help": "Labelled texts: .txt (annotated), .csv, .tsv, .xlsx, .ods, .sav, .dta, .jsonl, .parquet."},
     )
     test_file: str | None = field(default=None, metadata={"help": "Scored once, at the end."})
-    label_column: str = field(default="labels", metadata={"help": "Column of the labels or values."})
-    group_column: str | None = field(
-        default=None,
-        metadata={"help": "Column that names who speaks; by default `respondent` or `group`, if there is one."},
-    )
     problem_type: AnyProblemType = field(
         default="auto",
         metadata={"help": "Several labels per text, one, or a real value; `auto` tells the first two from the data."},
@@ -65,17 +65,18 @@ def read_labelled(
     labels: Sequence[str] | None = None,
     problem_type: AnyProblemType = "auto",
     text_column: str = "text",
-    label_column: str = "labels",
+    label_column: str | Sequence[str] | None = None,
     group_column: str | None = None,
+    annotator: str | None = None,
     form: TextFormat = UTF8,
 ) -> Dataset:
-    """Read a labelled file (annotation format, csv, tsv, jsonl, parquet).
+    """Read a labelled file of any format that `load_labelled` reads, and log what was understood.
 
     Args:
         path: the file.
         labels: all label names in order; by default as the file says.
         problem_type: `auto` tells several labels from one by the data; real values must be asked for.
-        text_column, label_column, group_column: column names, for all but the annotation format.
+        text_column, label_column, group_column, annotator: of `load_labelled`.
         form: encoding and delimiter of the file, sheet of a spreadsheet.
 
     Raises:
@@ -83,9 +84,13 @@ def read_labelled(
         OSError: the file is missing or cannot be read.
     """
     if problem_type == REGRESSION:
-        return load_values(path, text_column, label_column, group_column, form)
-    several = None if problem_type == "auto" else problem_type == MULTI_LABEL
-    return load_labelled(path, labels, text_column, label_column, group_column, multi_label=several, form=form)
+        dataset = load_values(path, text_column, label_column, group_column, annotator, form)
+    else:
+        several = None if problem_type == "auto" else problem_type == MULTI_LABEL
+        columns = (text_column, label_column, group_column)
+        dataset = load_labelled(path, labels, *columns, multi_label=several, annotator=annotator, form=form)
+    logger.info("%s: %s", path, describe(dataset))
+    return dataset
 
 
 def load_parts(options: LabelledDataOptions, seed: int = 0) -> DatasetDict:
@@ -115,30 +120,34 @@ def read_parts(options: CorpusOptions) -> DatasetDict:
     names = ("train", "validation", "test")
     paths = {part: getattr(options, f"{part}_file", None) for part in names}
     files = {part: path for part, path in paths.items() if path is not None}
-    columns = (options.text_column, options.label_column, options.group_column, options.text_format())
     if not files:
-        refuse_options_of_files(options, "label_column", "group_column", "problem_type", "label_names")
+        refuse_options_of_files(options, "problem_type", "label_names")
         parts = load_family_relations()
+        logger.info("the shipped corpus, train: %s", describe(parts["train"]))
     elif "train" not in files:
         raise ValueError(f"a {' and '.join(files)} file without a train file: give --train_file too")
     elif options.problem_type == REGRESSION and options.label_names:
         raise ValueError(f"label_names={options.label_names!r}: real values have no labels, leave the names out")
     else:
-        train = read_labelled(files.pop("train"), options.label_names, options.problem_type, *columns)
+        train = read_labelled(files.pop("train"), options.label_names, options.problem_type, **options.reading())
         task = task_of(train.features)
         _check_two_classes(task)
-        others = {part: read_labelled(path, task.labels, task.problem_type, *columns) for part, path in files.items()}
+        others = {
+            part: read_labelled(path, task.labels, task.problem_type, **options.reading())
+            for part, path in files.items()
+        }
         parts = DatasetDict(train=train, **others)
     return parts
 
 
 def tell_overlaps(parts: DatasetDict) -> None:
-    """Log which texts of train stand in another part, too."""
+    """Log how large the parts are, and which texts of train stand in another part, too."""
     for part in parts.keys() - {"train"}:
         tell_overlap(part, parts[part]["text"][:], parts["train"]["text"][:])
+    logger.info("%s", ", ".join(f"{len(dataset):,} texts of {part}" for part, dataset in parts.items()))
 
 
-def refuse_options_of_files(options: ReadingOptions, *more: str) -> None:
+def refuse_options_of_files(options: LabelOptions, *more: str) -> None:
     """Check that no option says how to read a file where no file is given.
 
     Args:
@@ -148,7 +157,7 @@ def refuse_options_of_files(options: ReadingOptions, *more: str) -> None:
     Raises:
         ValueError: names the first such option that was set.
     """
-    for name in (*(each.name for each in fields(ReadingOptions)), *more):
+    for name in (*(each.name for each in fields(LabelOptions)), *more):
         if (value := getattr(options, name)) != getattr(type(options), name):
             raise ValueError(f"{name}={value!r} says how a file is read, and the shipped corpus is none: omit it")
 

@@ -238,8 +238,9 @@ def scores_table(methods: Mapping[str, Scores]) -> str:
     """The scores of one or more methods as text: labels in columns, one block per measure, one row per method.
 
     Methods scored on other samples than the first have their own row of support. Where a label has no example,
-    the column `present` holds the macro means without it, and a line below says which labels these are. Regression
-    scores, which have no labels, give one row per method, with their values in columns.
+    the column `present` holds the macro means without it, and a line below says which labels these are. Intervals of
+    F1, where a method has them, stand below (not for the micro mean). Regression scores, which have no labels, give
+    one row per method, with their values in columns.
     """
     first = next(iter(methods.values()))
     if "f1" not in first:
@@ -262,12 +263,27 @@ def scores_table(methods: Mapping[str, Scores]) -> str:
         for method, scores in methods.items():
             figures = [*scores[measure].values(), *(scores[f"{mean}_{measure}"] for mean in means)]
             rows.append([f"  {method}", *map(_figure, figures)])
+    rows += _interval_rows(methods, means)
     notes = [f"Accuracy  {name}: {_figure(s['accuracy'])}" for name, s in methods.items() if "accuracy" in s]
     notes += [
         f"{method}: no example of {', '.join(map(one_line, missing))}; such a label counts 0 in macro, not in present"
         for method, missing in absent.items()
     ]
     return "\n".join([_aligned(rows), *notes])
+
+
+def _interval_rows(methods: Mapping[str, Scores], means: Sequence[str]) -> list[list[str]]:
+    """Where F1 lies with other respondents, for the methods that know: one block for each end of the intervals."""
+    known = {method: scores for method, scores in methods.items() if "f1_interval" in scores}
+    rows = []
+    for end, title in enumerate(("F1 from (95 %)", "F1 to (95 %)") if known else ()):
+        rows.append([title, *[""] * (len(next(iter(known.values()))["f1"]) + len(means))])
+        for method, scores in known.items():
+            # The mean over the labels present is the macro mean where all are.
+            of_means = [scores["present_macro_f1_interval"] if mean == means[-2] else None for mean in means]
+            intervals = [*scores["f1_interval"].values(), *of_means]
+            rows.append([f"  {method}", *("" if each is None else _figure(each[end]) for each in intervals)])
+    return rows
 
 
 def absent_labels(scores: Scores) -> list[str]:

@@ -68,6 +68,32 @@ class TextOptions(ReadingOptions):
 
 
 @dataclass(kw_only=True)
+class LabelOptions(ReadingOptions):
+    """How files of labelled texts are read, for `HfArgumentParser`."""
+
+    label_column: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Column of the labels or values, by default `labels` or as tools call it; or several columns that "
+            "say yes or no, one for each label."
+        },
+    )
+    group_column: str | None = field(
+        default=None,
+        metadata={"help": "Column that names who speaks; by default `respondent` or `group`, if there is one."},
+    )
+
+    annotator: str | None = field(
+        default=None, metadata={"help": "Whose labels to read, where a column `annotator` names several."}
+    )
+
+    def reading(self) -> dict[str, Any]:
+        """How to read a file of labelled texts, by the names of `read_labelled`'s arguments."""
+        names = ("text_column", "label_column", "group_column", "annotator")
+        return {name: getattr(self, name) for name in names} | {"form": self.text_format()}
+
+
+@dataclass(kw_only=True)
 class InferenceOptions(ReadingOptions):
     """What labels or scores texts, for `HfArgumentParser`."""
 

@@ -1,5 +1,6 @@
 import csv
 import json
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -55,11 +56,36 @@ def test_scores_are_those_of_one_text_at_a_time(run_script, classifier, samples,
     rows = [json.loads(line)["labels"] for line in (samples / "test.jsonl").read_text(encoding="utf-8").splitlines()]
     truth = np.array([[label in labels for label in LABELS] for labels in rows])
     scores = json.loads(output.read_text())
-    assert scores == multilabel_scores(decisions, truth, LABELS)
+    assert scores == multilabel_scores(decisions, truth, LABELS) | {
+        "f1_interval": scores["f1_interval"],
+        "present_macro_f1_interval": scores["present_macro_f1_interval"],
+    }
     assert scores["macro_f1"] == pytest.approx(f1_score(truth, decisions, average="macro"))
     assert 0.1 < scores["micro_recall"] < 0.9
     assert stdout.splitlines()[0].split() == ["Label", *LABELS, "macro", "micro"]
     assert f"{scores['macro_f1']:.3f}" in stdout
+
+
+def test_a_column_for_each_label_and_speakers_by_name(run_script, classifier, samples, tmp_path):
+    rows = [json.loads(line) for line in (samples / "test.jsonl").read_text(encoding="utf-8").splitlines()]
+    whole, columns = tmp_path / "whole.json", tmp_path / "columns.json"
+    path = tmp_path / "columns.csv"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        said = [
+            [row["text"], f"élève {row['respondent']}", *(int(x in row["labels"]) for x in "pm-+")] for row in rows
+        ]
+        csv.writer(file, delimiter=";").writerows([["text", "who", *"pm-+"], *said])
+    given = ["--model", classifier, "--output_file"]
+    assert run_script("evaluate.py", *given, whole, "--file", samples / "test.jsonl")[0] == 0
+    reading = ["--file", path, "--label_column", *"pm-+", "--group_column", "who"]
+    code, stdout, stderr = run_script("evaluate.py", *given, columns, *reading)
+    assert code == 0, stderr
+    assert json.loads(columns.read_text()) == json.loads(whole.read_text())
+    low, high = json.loads(whole.read_text())["f1_interval"]["m"]
+    lines = {line.split("  ")[0]: after for line, after in pairwise(stdout.splitlines())}
+    assert f"{low:.3f}" in lines["F1 from (95 %)"] and f"{high:.3f}" in lines["F1 to (95 %)"]
+    code, _, stderr = run_script("evaluate.py", *given, columns, "--file", path, "--label_column", *"pm-")
+    assert code == 2 and "the known labels are +, -, m, p: + is on one side alone" in stderr
 
 
 def test_thresholds_are_given_by_name(run_script, classifier, samples, tmp_path):
@@ -94,7 +120,7 @@ def test_a_label_that_the_texts_lack_is_told_once(run_script, classifier, tmp_pa
         (["--model", "{s}/bert"], "not a fine-tuned classifier"),
         (["--model", "{s}"], "lacks config.json, model.safetensors, tokenizer.json"),
         (["--model", "{c}"], "the data have the labels + - 0 i j f s p m a t, the model + - m p"),
-        (["--model", "{c}", "--label_column", "emotion"], "label_column='emotion' says how a file is read"),
+        (["--model", "{c}", "--label_column", "emotion"], "label_column=['emotion'] says how a file is read"),
         (["--model", "{c}", "--label_thresholds", "m=0.5"], "label_thresholds='m=0.5' cannot be read"),
         (["--model", "{c}", "--file", "{s}/none.csv"], "there is no such file"),
         (["--model", "{c}", "--file", "{s}/test.jsonl", "--output_file", "{s}/test.jsonl/x"], "test.jsonl"),

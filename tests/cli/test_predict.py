@@ -153,7 +153,6 @@ def test_annotated_lines_are_labelled_without_their_codes(run_script, samples, t
         ("texte\n", {"--model": ""}, "--model is empty"),
         ("texte\n", {"--input_file": ""}, "--input_file is empty"),
         ("texte\n", {"--encoding": "utf-9"}, "encoding='utf-9' is no encoding of texts"),
-        ("texte\n".encode("utf-16"), {}, "the file is UTF-16: save the file as UTF-8, or name its encoding"),
         ("texte\n", {"--model": "."}, "is not a complete checkpoint: it lacks config.json"),
         ("texte\n", {"--model": "absent"}, "absent is not a folder"),
         ("texte\n", {"--max_length": "0"}, "max_length=0"),

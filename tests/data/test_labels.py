@@ -66,14 +66,6 @@ def test_cells_that_are_refused_by_name(tmp_path, cells, problem):
     assert problem in str(caught.value)
 
 
-def test_a_column_for_each_label_is_refused(tmp_path):
-    path = tmp_path / "a.csv"
-    path.write_text("text,joie,peur\nun,0,1\ndeux,1,0\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"no column 'labels', and columns of zeros and ones \(joie, peur\)"):
-        load_labelled(path)
-    assert names(load_labelled(path, label_column="joie")) == ["0", "1"]
-
-
 def test_a_known_name_may_look_like_a_list_or_hold_a_mark(tmp_path):
     given = ["[autre]", "a#b", "c"]
     assert names(load_labelled(make_csv(tmp_path / "a.csv", ["[autre]", "a#b", "c"]), given)) == given

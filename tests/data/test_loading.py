@@ -391,7 +391,15 @@ def test_missing_file_folder_and_extension(tmp_path, load):
 @pytest.mark.parametrize("extension", ["csv", "tsv", "json", "jsonl"])
 def test_wrong_encoding_is_located(tmp_path, load, extension):
     path = make(tmp_path / f"a.{extension}", codecs.BOM_UTF8 + "text\né".encode() + b"t\xe9")
-    refused(path, "line 2: byte 0xe9 at offset 11 is not UTF-8: save the file as UTF-8", load=load)
+    refused(path, "line 2: byte 0xe9 at offset 11 is not UTF-8: if «Ã©té» is what it should say", load=load)
+
+
+@pytest.mark.parametrize("load", [load_labelled, lambda path: list(stream_column(path, "text"))])
+def test_what_windows_stored_is_shown_as_it_would_be_read(tmp_path, load):
+    path = make(tmp_path / "a.csv", 'labels;text\r\na;"Ma sœur\r\nm\'énerve"\r\n'.encode("cp1252"))
+    refused(path, "if «a;\"Ma sœur» is what it should say, give encoding='cp1252' (--encoding cp1252)", load=load)
+    refused(make(path, b"text;labels\na\xe9\x81;b\n"), "save the file as UTF-8, or name its encoding", load=load)
+    refused(make(path, b"text;labels\n\xff\x00\x01"), "save the file as UTF-8, or name its encoding", load=load)
 
 
 @pytest.mark.parametrize("load", [load_labelled, load_texts])
@@ -480,14 +488,16 @@ def test_other_encodings_are_read_by_their_name(tmp_path, name, encoding):
     content = {"a.csv": "text;x\nMa mère, été;1\n", "a.txt": "Ma mère, été\n", "a.jsonl": '{"text": "Ma mère, été"}'}
     path = make(tmp_path / name, content[name].encode(encoding))
     assert load_texts(path, form=TextFormat(encoding)) == ["Ma mère, été"]
-    if encoding != "utf-8-sig":
-        refused(path, "UTF-", "--encoding cp1252", load=load_texts)
+    if encoding in ("cp1252", "latin-1"):
+        refused(path, "is not UTF-8", "Ma mère, été", "--encoding cp1252", load=load_texts)
+    else:
+        assert load_texts(path) == ["Ma mère, été"], "its mark says how it is stored"
+        assert name == "a.txt" or list(stream_column(path, "text")) == ["Ma mère, été"]
 
 
 def test_annotated_files_of_other_encodings(tmp_path):
     path = make(tmp_path / "a.txt", "jm+ Ma mère.\n".encode("utf-16"))
-    assert load_labelled(path, form=TextFormat("utf-16"))["text"][:] == ["Ma mère."]
-    refused(path, "the file is UTF-16", "--encoding")
+    assert load_labelled(path, form=TextFormat("utf-16"))["text"][:] == load_labelled(path)["text"][:] == ["Ma mère."]
     refused(make(path, b"jm+ Ma m\x81re.\n"), "the file is not cp1252", form=TextFormat("cp1252"))
 
 

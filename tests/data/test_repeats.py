@@ -2,8 +2,7 @@ import logging
 
 import pytest
 
-from fratrie.data.loading import load_labelled
-from fratrie.data.repeats import tell_overlap
+from fratrie.data.repeats import find_repeats, tell_overlap
 
 
 @pytest.fixture
@@ -12,19 +11,13 @@ def told(caplog):
     return caplog
 
 
-def test_repeated_texts_and_conflicting_labels_are_counted(tmp_path, told):
-    path = tmp_path / "a.csv"
-    path.write_text("text,labels\nun,x\ndeux,y\n un  ,x\nun,y\nun,x\n", encoding="utf-8")
-    load_labelled(path)
-    repeated, conflicting = (record.getMessage() for record in told.records)
-    assert "2 of 5 rows repeat an earlier text, such as row 3 is row 1 again: ' un  '" in repeated
-    assert "1 of 5 rows repeat an earlier text with other labels, such as row 4 is row 1 again: 'un'" in conflicting
+def test_repeated_texts_and_conflicting_labels_are_told_apart():
+    texts, labels = ["un", "deux", " un  ", "un", "un"], ["x", "y", "x", "y", "x"]
+    assert find_repeats(texts, labels) == ([(2, 0), (4, 0)], [(3, 0)])
 
 
-def test_unique_texts_are_no_matter(tmp_path, told):
-    path = tmp_path / "a.csv"
-    path.write_text("text,labels\nun,x\ndeux,y\n", encoding="utf-8")
-    load_labelled(path)
+def test_unique_texts_are_no_matter(told):
+    assert find_repeats(["un", "deux"], ["x", "x"]) == ([], [])
     tell_overlap("test", ["trois"], ["un"])
     assert not told.records
 

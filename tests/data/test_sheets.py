@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from spreadsheets import Raw, write_ods, write_xlsx
 
 from fratrie.data.loading import load_labelled, load_texts
-from fratrie.data.sheets import _text, read_sheet
+from fratrie.data.sheets import cell_text, read_sheet
 from fratrie.data.tables import read_table, stream_column
 from fratrie.data.text_files import TextFormat
 
@@ -64,7 +64,7 @@ def test_the_sheet_is_named_where_several_have_content(tmp_path):
     ],
 )
 def test_cells_as_text(cell, text):
-    assert _text(cell) == text
+    assert cell_text(cell) == text
 
 
 @pytest.mark.parametrize("content", [b"", b"text,labels\n", b"PK\x03\x04" + bytes(60)])

@@ -1,0 +1,63 @@
+"""What was understood of labelled texts, to be looked at before anything is learnt from them."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from datasets import ClassLabel, Dataset, List
+
+from fratrie.data.annotation import excerpt, first_of
+from fratrie.data.repeats import find_repeats
+
+
+def describe(dataset: Dataset, rows: int = 3) -> str:
+    """Number of texts and respondents, the first texts with their labels, counts of the labels, repeated texts.
+
+    Args:
+        dataset: with the columns of `load_labelled` or `load_values`.
+        rows: how many of the first texts to show.
+
+    Returns:
+        Several lines for a terminal; what would steer it is escaped. They hold texts of the data.
+    """
+    return "\n  ".join(_lines(dataset, rows))
+
+
+def _lines(dataset: Dataset, rows: int) -> Iterator[str]:
+    texts, labels = dataset["text"][:], dataset["labels"][:]
+    kind, shown, summary = _reading(dataset)
+    speakers = set(dataset["respondent"][:]) if "respondent" in dataset.column_names else ()
+    of_whom = f" of {_counted(len(speakers), 'respondent')}" if speakers else ""
+    yield f"{_counted(len(texts), 'text')}{of_whom}, {kind}"
+    for number, (text, label) in enumerate(zip(texts[:rows], labels[:rows], strict=True), start=1):
+        yield f"text {number}: {excerpt(text, 80)} → {shown(label)}"
+    yield summary
+    same, other = find_repeats(texts, [tuple(label) if isinstance(label, list) else label for label in labels])
+    for pairs, what in ((same, "with the same labels"), (other, "with other labels")):
+        if pairs:
+            row, met = pairs[0]
+            where = f"text {row + 1} is text {met + 1} again: {excerpt(texts[row], 60)}"
+            yield f"{_counted(len(pairs), 'repetition')} of an earlier text {what}, such as {where}"
+
+
+def _reading(dataset: Dataset) -> tuple[str, Callable[[Any], str], str]:
+    """What is asked of a text, how its labels are shown, and a line on all labels."""
+    feature, labels = dataset.features["labels"], dataset["labels"][:]
+    if not isinstance(feature, List | ClassLabel):
+        values = f"values from {min(labels):g} to {max(labels):g}, {sum(labels) / len(labels):.4g} in the mean"
+        return "a value for each", "{:g}".format, values
+    several = isinstance(feature, List)
+    names = [name if name.isprintable() else excerpt(name) for name in (feature.feature if several else feature).names]
+    counts = Counter(label for row in labels for label in row) if several else Counter(labels)
+    summary = "labels: " + ", ".join(
+        first_of([f"{name} {counts[position]:,}" for position, name in enumerate(names)], 50)
+    )
+    if not several:
+        return "one label each", names.__getitem__, summary
+    empty = sum(not row for row in labels)
+    summary += f"; {_counted(empty, 'text')} without a label" if empty else ""
+    return "several labels each", lambda row: ", ".join(names[label] for label in row) or "no label", summary
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' if number != 1 else ''}"
