@@ -41,7 +41,7 @@ def table_of(rows, several=True, **more):
     return LabelledTexts([text for text, _ in rows], NAMES, scores, labels, several, **more)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.lists(st.tuples(TEXTS, st.sets(st.integers(0, 4)), CELLS), min_size=1, max_size=4), st.booleans())
 @example([(text, {0, 2}, text) for text in HOSTILE], False)
 def test_any_texts_and_labels_come_back(tmp_path_factory, rows, excel):
