@@ -70,11 +70,18 @@ class Output:
         format: of the file.
         excel: a csv that a French Excel opens with a double click: byte order mark, semicolons, decimal commas.
         escape_formulas: `'` stands before the cells of a csv that a spreadsheet takes for formulas.
+
+    Raises:
+        ValueError: what is said of a csv is said of another format.
     """
 
     format: Format
     excel: bool = False
     escape_formulas: bool = False
+
+    def __post_init__(self) -> None:
+        if self.format != "csv" and (self.excel or self.escape_formulas):
+            raise ValueError(f"excel and escape_formulas are for .csv: {self.format} needs neither, leave them out")
 
     def check(self, columns: _Columns) -> None:
         """Check, before the work, that a file can hold these cells.

@@ -48,13 +48,19 @@ def test_any_texts_and_labels_come_back(tmp_path_factory, rows, excel):
     table = table_of([row[:2] for row in rows], others={"note": [row[2] for row in rows]})
     for kind in KINDS:
         path = tmp_path_factory.getbasetemp() / f"any.{kind}"
-        Output(kind, excel).write(path, table)
+        Output(kind, excel and kind == "csv").write(path, table)
         assert Output(kind).is_earlier(path, NAMES)
         texts, others = load_texts_and_others(path)
         assert texts == table.texts and others["note"] == table.others["note"], kind
         dataset = load_labelled(path, NAMES, multi_label=True)
         assert dataset["text"][:] == table.texts
         assert names(dataset) == table.labels, kind
+
+
+def test_what_is_for_a_csv_is_refused_elsewhere():
+    for excel in (True, False):
+        with pytest.raises(ValueError, match=r"are for \.csv: xlsx needs neither"):
+            Output("xlsx", excel, not excel)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -179,6 +185,8 @@ def test_what_a_sheet_cannot_hold_is_refused(monkeypatch):
     with pytest.raises(ValueError, match=r"row 1: the cell in 'text' has 32,768 characters, .* 32,767 that Excel"):
         check_sheet({"text": ["😀" * 16_384]})
     check_sheet({"text": ["a" * 32_767]})
+    with pytest.raises(ValueError, match="row 2: the cell in 'text' has 32,768 characters"):
+        check_sheet({"text": ["a", "a" * 32_768]})
     monkeypatch.setattr("fratrie.data.output_sheets._ROWS", 3)
     check_sheet({"text": ["a", "b"]})
     with pytest.raises(ValueError, match=r"3 rows of 1 columns are more .*\.csv, \.jsonl or \.parquet"):
