@@ -31,10 +31,10 @@ _WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
 
 
 @contextmanager
-def new_file(path: str | PathLike[str]) -> Iterator[TextIO]:
-    """Open a UTF-8 file that takes the place of `path` when the block ends, or vanishes on an exception.
+def new_path(path: str | PathLike[str]) -> Iterator[Path]:
+    """Give a path for a file that takes the place of `path` when the block ends, or vanishes on an exception.
 
-    Line ends are written as they are given, and a file that is replaced hands on its permissions.
+    A file that is replaced hands on its permissions.
 
     Raises:
         OSError: it cannot be written; says which file.
@@ -44,13 +44,19 @@ def new_file(path: str | PathLike[str]) -> Iterator[TextIO]:
         raise FileExistsError(errno.EEXIST, f"{path} is no file that could be replaced; choose another name")
     with _aside(path, path.parent) as folder:
         made = folder / path.name
-        with made.open("w", encoding="utf-8", newline="") as file:
-            yield file
+        yield made
         if path.exists():
             shutil.copymode(path, made)
         flush(made)
         made.replace(path)
         flush(path.parent)
+
+
+@contextmanager
+def new_file(path: str | PathLike[str]) -> Iterator[TextIO]:
+    """Open a UTF-8 file for `new_path`; line ends are written as they are given."""
+    with new_path(path) as made, made.open("w", encoding="utf-8", newline="") as file:
+        yield file
 
 
 def write_text(path: str | PathLike[str], text: str) -> None:

@@ -4,8 +4,11 @@ import ast
 import importlib
 import re
 import sys
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+
+from fratrie import __version__
 
 from .running import run
 
@@ -33,6 +36,9 @@ def _main() -> None:
     if name in ("-h", "--help"):
         print(_help())
         return
+    if name in ("-V", "--version"):
+        print(f"fratrie {__version__} (torch {version('torch')}, transformers {version('transformers')})")
+        return
     if name not in COMMANDS:
         raise ValueError(f"no command {name!r}: there are {', '.join(COMMANDS)} (fratrie --help says what they do)")
     sys.argv = [f"fratrie {name}", *rest]  # what `--help` and errors call the program
@@ -46,7 +52,7 @@ def _module(command: str) -> str:
 def _help() -> str:
     """All commands, each with the first words of its module, which is not imported for them."""
     lines = [f"  {name:<16}{_summary(name)}" for name in COMMANDS]
-    usage = "usage: fratrie COMMAND [options]   (fratrie COMMAND --help lists the options)"
+    usage = "usage: fratrie COMMAND [options]   (fratrie COMMAND --help lists the options; --version)"
     return "\n".join([usage, "", *lines])
 
 

@@ -1,19 +1,15 @@
-"""Label texts with a fine-tuned sentence classifier: a file of texts in, a csv with labels and probabilities out.
+"""Label texts with a fine-tuned sentence classifier: a file of texts in, a table with labels and probabilities out.
 
 Each row of the output holds a text, its labels, the probability of every label, and what the input says of it in
 other columns, in the order of the input; a row of a table without a text stays, without labels.
-Example: fratrie predict --model runs/family --input_file answers.txt --output_file labelled.csv
+Example: fratrie predict --model runs/family --input_file answers.txt --output_file labelled.xlsx
 """
 
-import csv
-import datetime
-import json
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from accelerate import Accelerator
@@ -21,24 +17,20 @@ from numpy.typing import NDArray
 
 import fratrie  # noqa: F401 (registers its models)
 from fratrie.data.loading import load_texts_and_others, places_of_texts
-from fratrie.data.text_files import open_text
-from fratrie.files import new_file
+from fratrie.data.output_tables import LabelledTexts, Output, labelling_interface, output_format
 from fratrie.inference import place
 from fratrie.training.classifiers import load_classifier
 from fratrie.training.encoding import encode
 from fratrie.training.launch import open_inference
-from fratrie.training.metrics import REGRESSION, decided_labels, probabilities
-from fratrie.training.options import InferenceOptions
+from fratrie.training.metrics import MULTI_LABEL, REGRESSION, decided_labels, probabilities
+from fratrie.training.options import InferenceOptions, check_ranges
 from fratrie.training.output_files import prepare_output
 from fratrie.training.scoring import predict_logits
 from fratrie.training.tasks import Task
+from fratrie.training.uncertainty import doubts, most_unlike
 
 from .options import read_options
 from .running import run
-
-# What a spreadsheet would calculate, or take for a command.
-FORMULA = re.compile(r"[=+\-@\t\r]")
-NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?([eE][+-]?\d+)?")
 
 
 @dataclass(kw_only=True)
@@ -46,7 +38,15 @@ class PredictionOptions(InferenceOptions):
     """Which texts to label, and where to write."""
 
     input_file: str = field(metadata={"help": "Texts: .txt (one a line), .csv, .tsv, .xlsx, .ods, .jsonl, .parquet."})
-    output_file: str = field(metadata={"help": "The csv file to write."})
+    output_file: str = field(metadata={"help": "What to write: .csv, .xlsx, .jsonl, .parquet."})
+    format: Literal["auto", "doccano", "label_studio"] = field(
+        default="auto",
+        metadata={"help": "As the output file is called, or what doccano (.jsonl) or Label Studio (.json) imports."},
+    )
+    uncertain: int | None = field(
+        default=None,
+        metadata={"help": "Write only so many texts, those that the model is least sure of, to be labelled next."},
+    )
     overwrite: bool = field(
         default=False, metadata={"help": "Replace an output file that is not an earlier output for the same labels."}
     )
@@ -67,22 +67,26 @@ class PredictionOptions(InferenceOptions):
 
 
 def main() -> None:
-    """Load, predict, write the csv."""
+    """Load, predict, write."""
     (options,) = read_options(__doc__, PredictionOptions)
-    if Path(options.output_file).suffix.lower() != ".csv":
-        raise ValueError(f"{options.output_file} will be a csv file: give it a name that ends with .csv")
+    check_ranges(options, {"uncertain": (1, 10**9)})
+    output = Output(output_format(Path(options.output_file), options.format), options.excel, options.escape_formulas)
     with open_inference() as accelerator:
-        _predict(options, accelerator)
+        _predict(options, output, accelerator)
 
 
-def _predict(options: PredictionOptions, accelerator: Accelerator) -> None:
+def _predict(options: PredictionOptions, output: Output, accelerator: Accelerator) -> None:
     texts, others = load_texts_and_others(
         options.input_file, options.text_column, options.annotated, options.text_format()
     )
     places = places_of_texts(options.input_file, texts)
+    output.check({"text": texts, **others})
     model, tokenizer, task = load_classifier(options.model, options.label_thresholds)
-    is_ours = partial(_is_earlier_output, task=task)
-    output = prepare_output(options.output_file, options.input_file, options.model, is_ours, options.overwrite)
+    if task.problem_type == REGRESSION and (options.uncertain or options.format != "auto"):
+        raise ValueError(f"{options.model} gives each text a number: --uncertain and --format are for labels")
+    # «text,value» may be anybody's.
+    is_ours = None if task.problem_type == REGRESSION else partial(output.is_earlier, names=task.labels)
+    path = prepare_output(options.output_file, options.input_file, options.model, is_ours, options.overwrite)
     rows = encode([texts[place] for place in places], model, tokenizer, options.max_length)
     model = place(model, accelerator.device, options.precision)
     logits = predict_logits(model, accelerator, rows, tokenizer, options.batch_size, not options.disable_progress)
@@ -90,88 +94,48 @@ def _predict(options: PredictionOptions, accelerator: Accelerator) -> None:
         return
     values = np.full((len(texts), logits.shape[1]), np.nan)
     values[places] = probabilities(logits, task.problem_type)
-    columns = _labelled(values, task, getattr(model.config, "label_thresholds", None), "," if options.excel else ".")
-    taken = {"text", *(name for name, _ in columns)}
-    columns = [("text", [_readable(text) for text in texts]), *columns, *_renamed(others, taken)]
-    _write(output, columns, options)
-    print(f"{len(places)} texts labelled in {output}")
+    kept: list[int] = list(range(len(texts)))
+    notes: dict[str, list[Any]] = {}
+    if options.uncertain:
+        kept, notes = _least_sure(texts, places, values, task, options.uncertain)
+    table = LabelledTexts(
+        texts=[texts[row] for row in kept],
+        names=task.labels,
+        scores=values[kept],
+        labels=_labels(kept, places, values, task, getattr(model.config, "label_thresholds", None)),
+        several=task.problem_type == MULTI_LABEL,
+        notes=notes,
+        others={name: [cells[row] for row in kept] for name, cells in others.items()},
+    )
+    output.write(path, table)
+    what = f"the {len(kept)} least sure ones" if options.uncertain else "all"
+    print(f"{len(places)} texts labelled, {what} in {path}")
+    if output.format == "label_studio":
+        print(f"labelling interface of the project: {labelling_interface(table.names, table.several)}")
 
 
-def _labelled(
-    values: NDArray[np.float64], task: Task, thresholds: list[float] | None, decimal: str
-) -> list[tuple[str, list[str]]]:
-    """Columns of the labels and of the probabilities `(N, L)`, NaN where a row has no text.
-
-    A list, since a label may be called as another column is.
-    """
-    cells = [["" if np.isnan(value) else f"{value:.6g}".replace(".", decimal) for value in row] for row in values.T]
-    columns = list(zip(task.labels, cells, strict=True))
+def _labels(
+    kept: Sequence[int], places: Sequence[int], values: NDArray[np.float64], task: Task, thresholds: list[float] | None
+) -> list[list[str]] | None:
+    """The labels of the rows that are kept, none where there is no text."""
     if task.problem_type == REGRESSION:
-        return columns
-    decided: list[str] = [""] * len(values)
-    known = np.flatnonzero(~np.isnan(values[:, 0]))
-    for row, labels in zip(
-        known, decided_labels(values[known], task.problem_type, task.labels, thresholds), strict=True
-    ):
-        decided[row] = ",".join(labels)
-    return [("labels", decided), *columns]
+        return None
+    decided = decided_labels(values[places], task.problem_type, task.labels, thresholds)
+    by_row = dict(zip(places, decided, strict=True))
+    return [by_row.get(row, []) for row in kept]
 
 
-def _renamed(others: dict[str, list[Any]], taken: set[str]) -> Iterator[tuple[str, list[str]]]:
-    """The other columns of the input under names that are free, their cells as text."""
-    for name, cells in others.items():
-        while name in taken:
-            name = f"input_{name}"
-        taken.add(name)
-        yield name, [_readable(cell) for cell in cells]
-
-
-def _readable(cell: Any) -> str:
-    """A cell as text: dates as ISO 8601 has them, bytes as UTF-8 or else hexadecimal, lists and the like as json."""
-    if cell is None:
-        return ""
-    if isinstance(cell, str):
-        return cell
-    if isinstance(cell, datetime.date | datetime.time):
-        return cell.isoformat()
-    if isinstance(cell, bytes):
-        try:
-            return cell.decode()
-        except UnicodeDecodeError:
-            return f"0x{cell.hex()}"
-    if isinstance(cell, bool | int | float | list | tuple | dict):
-        return json.dumps(cell, ensure_ascii=False, default=_readable)
-    return str(cell)
-
-
-def _write(output: Path, columns: Sequence[tuple[str, Sequence[str]]], options: PredictionOptions) -> None:
-    names, cells = zip(*columns, strict=True)
-    with new_file(output) as file:
-        if options.excel:
-            file.write("\ufeff")
-        writer = csv.writer(file, delimiter=";" if options.excel else ",")
-        for row in (names, *zip(*cells, strict=True)):
-            writer.writerow([_writable(cell, options.escape_formulas) for cell in row])
-
-
-def _writable(cell: str, escape: bool) -> str:
-    """The cell, half characters as `\\udc80`, and a formula after an apostrophe where asked for."""
-    cell = cell.encode(errors="backslashreplace").decode()
-    return f"'{cell}" if escape and FORMULA.match(cell) and not NUMBER.fullmatch(cell) else cell
-
-
-def _is_earlier_output(path: Path, task: Task) -> bool:
-    """Whether a csv begins as those that this script writes for these labels."""
-    if task.problem_type == REGRESSION:  # «text,value» may be anybody's
-        return False
-    expected = ["text", "labels", *task.labels]
-    try:
-        with open_text(path) as file:
-            line = file.readline().removeprefix("\ufeff")
-        headers = [next(csv.reader([line], delimiter=mark), []) for mark in ",;"]
-    except (ValueError, csv.Error):
-        return False
-    return any([name.removeprefix("'") for name in header[: len(expected)]] == expected for header in headers)
+def _least_sure(
+    texts: Sequence[Any], places: Sequence[int], values: NDArray[np.float64], task: Task, number: int
+) -> tuple[list[int], dict[str, list[Any]]]:
+    """Rows to label next, most uncertain first, and what is uncertain in them."""
+    amounts, labels = doubts(values[places], task.problem_type)
+    chosen = most_unlike([texts[place] for place in places], np.argsort(-amounts, kind="stable"), number)
+    notes = {
+        "uncertain_label": [task.labels[labels[each]] for each in chosen],
+        "uncertainty": [float(f"{amounts[each]:.4g}") for each in chosen],
+    }
+    return [places[each] for each in chosen], notes
 
 
 if __name__ == "__main__":

@@ -4,7 +4,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
 
+import fratrie
 from fratrie.cli import __main__ as command_line
 from fratrie.cli.options import read_options
 
@@ -101,6 +104,14 @@ def test_help_tells_every_command_in_one_line(monkeypatch, capsys):
     lines = capsys.readouterr().out.splitlines()[2:]
     assert [line.split()[0] for line in lines] == list(command_line.COMMANDS)
     assert all(30 < len(line) < 120 for line in lines)
+
+
+def test_versions_take_one_line(monkeypatch, capsys):
+    for word in ("-V", "--version"):
+        monkeypatch.setattr(sys, "argv", ["fratrie", word])
+        command_line.main()
+        own = f"fratrie {fratrie.__version__} (torch {torch.__version__}, transformers {transformers.__version__})"
+        assert capsys.readouterr().out == f"{own}\n"
 
 
 def test_a_command_that_is_not_there(monkeypatch, capsys):

@@ -9,10 +9,11 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
+from scipy.stats import entropy
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig
 
 from fratrie import FratrieEncoderConfig
-from fratrie.data.loading import load_labelled
+from fratrie.data.loading import load_labelled, load_texts_and_others
 
 TEXTS = ["ma mère aime, «mon père»", "👩‍👩‍👧🎉", "mot " * 10_000 + "fin", 'on dit "oui"', "é", "mon père " * 5]
 
@@ -94,6 +95,15 @@ def test_one_label_is_the_most_probable_by_softmax(run_script, samples, tmp_path
         assert row[1] == "abc"[int(logits.argmax())]
 
 
+@pytest.mark.parametrize("option", ["--uncertain=1", "--format=label_studio"])
+def test_real_values_cannot_be_labelled_by_people(run_script, samples, tmp_path, option):
+    save_classifier(tmp_path / "m", samples, "regression", ["value"])
+    output = tmp_path / ("out.csv" if "uncertain" in option else "out.json")
+    given = ("--model", tmp_path / "m", "--input_file", write_texts(tmp_path / "texts.txt"), option)
+    code, _, stderr = run_script("predict.py", *given, "--output_file", output)
+    assert code == 2 and "gives each text a number: --uncertain and --format are for labels" in stderr
+
+
 def test_real_values_have_no_labels(run_script, samples, tmp_path):
     model, tokenizer = save_classifier(tmp_path / "m", samples, "regression", ["value"])
     source, output = write_texts(tmp_path / "texts.txt"), tmp_path / "out.csv"
@@ -148,8 +158,15 @@ def test_annotated_lines_are_labelled_without_their_codes(run_script, samples, t
         ("ma mère\n".encode("latin-1"), {}, "is not UTF-8"),
         ("texte\n", {"--input_file": "nowhere.txt"}, "nowhere.txt: there is no such file"),
         ("texte\n", {"--output_file": "texts.txt/out.csv"}, "texts.txt"),
-        ("texte\n", {"--output_file": "out.xlsx"}, "out.xlsx will be a csv file"),
-        ("texte\n", {"--output_file": "texts.txt"}, "texts.txt will be a csv file"),
+        ("texte\n", {"--output_file": "out.xls"}, "cannot write out.xls: give the output a name that ends with .csv"),
+        ("texte\n", {"--output_file": "texts.txt"}, "cannot write texts.txt"),
+        ("texte\n", {"--format": "doccano"}, "cannot write out.csv: give the output a name that ends with .jsonl"),
+        ("texte\n", {"--uncertain": "0"}, "uncertain=0 must lie between 1"),
+        (
+            "a" * 32_768,
+            {"--output_file": "out.xlsx", "--model": "absent"},
+            "row 1: the cell in 'text' has 32,768 characters",
+        ),
         ("texte\n", {"--model": ""}, "--model is empty"),
         ("texte\n", {"--input_file": ""}, "--input_file is empty"),
         ("texte\n", {"--encoding": "utf-9"}, "encoding='utf-9' is no encoding of texts"),
@@ -174,10 +191,9 @@ def test_what_a_user_gets_wrong_ends_with_a_message(
 def labelled(run_script, samples, tmp_path):
     """Runs the script on rows of a file in the folder; gives exit code, stderr and the path of the output."""
     save_classifier(tmp_path / "m", samples, "multi_label_classification", ["+", "m", "p"])
-    output = tmp_path / "out.csv"
 
-    def call(content, *options, name="in.jsonl"):
-        path = tmp_path / name
+    def call(content, *options, name="in.jsonl", to="out.csv"):
+        path, output = tmp_path / name, tmp_path / to
         if isinstance(content, str):
             path.write_text(content, encoding="utf-8")
         else:
@@ -187,6 +203,48 @@ def labelled(run_script, samples, tmp_path):
         return code, stderr, output
 
     return call
+
+
+@pytest.mark.parametrize("to", ["out.xlsx", "out.jsonl", "out.parquet"])
+def test_every_format_says_what_the_csv_says_and_is_replaced(labelled, to):
+    content = '{"text": "ma mère", "n": "a"}\n{"text": "", "n": "b"}\n{"text": "=p", "n": "c"}'
+    by_csv = load_labelled(labelled(content)[2], ["+", "m", "p"], text_column="n", multi_label=True)
+    for _ in range(2):
+        code, stderr, output = labelled(content, to=to)
+        assert code == 0, stderr
+    assert [text or "" for text in load_texts_and_others(output)[0]] == ["ma mère", "", "=p"]
+    dataset = load_labelled(output, ["+", "m", "p"], text_column="n", multi_label=True)
+    assert dataset.to_dict() == by_csv.to_dict() and dataset["text"][:] == ["a", "b", "c"]
+
+
+def test_the_least_sure_texts_come_first(labelled):
+    texts = ["ma mère", "Ma mère !", "", "mon père", "on dit oui", "été", "j'aime"]
+    content = "\n".join(json.dumps({"text": text, "n": n}) for n, text in enumerate(texts))
+    everything = {row[0]: [float(cell) for cell in row[2:5]] for row in read(labelled(content)[2])[1:] if row[0]}
+    code, stderr, output = labelled(content, "--uncertain", 3)
+    assert code == 0, stderr
+    header, *rows = read(output)
+    assert header == ["text", "labels", "+", "m", "p", "uncertain_label", "uncertainty", "n"] and len(rows) == 3
+    doubt = {text: sum(entropy([p, 1 - p]) for p in scores) for text, scores in everything.items()}
+    expected = sorted(doubt, key=doubt.get, reverse=True)
+    expected.remove(min("ma mère", "Ma mère !", key=doubt.get))
+    assert [row[0] for row in rows] == expected[:3] and [row[-1] for row in rows] == [
+        str(texts.index(row[0])) for row in rows
+    ]
+    for row in rows:
+        assert float(row[6]) == pytest.approx(doubt[row[0]], rel=1e-3)
+        assert row[5] == min(zip(["+", "m", "p"], everything[row[0]], strict=True), key=lambda x: abs(x[1] - 0.5))[0]
+
+
+def test_people_get_the_least_sure_texts_to_correct(run_script, samples, tmp_path):
+    save_classifier(tmp_path / "m", samples, "multi_label_classification", ["+", "m", "p"])
+    given = ("--model", tmp_path / "m", "--input_file", write_texts(tmp_path / "texts.txt"), "--uncertain", 2)
+    output = tmp_path / "out.json"
+    code, stdout, stderr = run_script("predict.py", *given, "--output_file", output, "--format", "label_studio")
+    assert code == 0, stderr
+    assert "6 texts labelled, the 2 least sure ones in" in stdout and '<Choice value="m"/>' in stdout
+    tasks = json.loads(output.read_text("utf-8"))
+    assert len(tasks) == 2 and all(task["data"]["uncertain_label"] in "+mp" for task in tasks)
 
 
 def test_rows_without_a_text_stay_without_labels_and_are_named(labelled):
