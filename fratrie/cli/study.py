@@ -110,12 +110,12 @@ def _study(options: StudyOptions, folder: Path) -> None:
 
 def _agreement(options: StudyOptions, data: StudyData, parts: DatasetDict) -> dict[str, Any] | None:
     """Of the two annotators, over all sentences of both parts."""
-    if options.second_label_column is None:
+    if options.second() is None:
         return None
     first = [row for part in (data.train, data.test) for row in part.labels]
     second = second_annotations(parts, len(data.task.labels))
     groups = None if data.train.groups is None else [*data.train.groups, *(data.test.groups or ())]
-    return agreement(first, second, data.task.labels, groups) | {"second": options.second_label_column}
+    return agreement(first, second, data.task.labels, groups) | {"second": options.second()}
 
 
 def _encoder(options: StudyOptions, folder: Path) -> Path:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fratrie.data.labels import Problems, read_labels
 from fratrie.data.tables import raise_row_problems, read_table
 from fratrie.data.text_files import existing_file
-from fratrie.training.labelled_data import CorpusOptions, read_parts, split_off, tell_overlaps
+from fratrie.training.labelled_data import CorpusOptions, read_labelled, read_parts, split_off, tell_overlaps
 from fratrie.training.metrics import MULTI_LABEL, REGRESSION
 from fratrie.training.options import check_ranges
 from fratrie.training.tasks import Task, check_every_label_occurs, task_of
@@ -34,11 +34,32 @@ class StudyDataOptions(CorpusOptions):
         },
     )
 
+    second_annotator: str | None = field(
+        default=None,
+        metadata={"help": "Instead, the second annotator's name in the column `annotator`, beside --annotator."},
+    )
+
     def __post_init__(self) -> None:
-        """Refuse impossible values."""
+        """Refuse impossible values.
+
+        Raises:
+            ValueError: names the option, its value and the way out.
+        """
         check_ranges(self, {"test_size": (0.01, 0.9), "max_length": (1, 10**6)})
-        if self.second_label_column and not self.train_file:
-            raise ValueError(f"second_label_column={self.second_label_column!r}: the shipped corpus has none")
+        column, name = self.second_label_column, self.second_annotator
+        if (column or name) and not self.train_file:
+            raise ValueError("the shipped corpus has no second annotator: give --train_file")
+        if column and (name or self.annotator):
+            raise ValueError(
+                f"second_label_column={column!r} stands in the rows of the first labels; where annotators have rows of "
+                "their own, say --annotator and --second_annotator"
+            )
+        if name and self.annotator in (None, name):
+            raise ValueError(f"second_annotator={name!r} needs another --annotator as the first one")
+
+    def second(self) -> str | None:
+        """What names the second annotator, if there is one."""
+        return self.second_label_column or self.second_annotator
 
 
 def read_study(options: StudyDataOptions, seed: int) -> DatasetDict:
@@ -52,11 +73,13 @@ def read_study(options: StudyDataOptions, seed: int) -> DatasetDict:
     if options.problem_type == REGRESSION:
         raise ValueError("a study is about labels, and these are real values: use fratrie finetune")
     parts = read_parts(options)
-    if options.second_label_column:
+    if options.second():
         task = task_of(parts["train"].features)
         for part, file in (("train", options.train_file), ("test", options.test_file)):
             if file is not None:
-                parts[part] = parts[part].add_column(SECOND, _second_labels(file, options, task))
+                parts[part] = parts[part].add_column(
+                    SECOND, _second_labels(file, parts[part]["text"][:], options, task)
+                )
     if "test" not in parts:
         parts = split_off(parts["train"], "test", options.test_size, seed)
     check_every_label_occurs(parts["train"])
@@ -75,7 +98,18 @@ def second_annotations(parts: DatasetDict, labels: int) -> list[NDArray[np.int64
     return [None if ids is None else np.eye(labels, dtype=np.int64)[ids].sum(0) for ids in found]
 
 
-def _second_labels(file: str, options: StudyDataOptions, task: Task) -> list[list[int] | None]:
+def _second_labels(file: str, texts: list[str], options: StudyDataOptions, task: Task) -> list[list[int] | None]:
+    """The second annotator's label ids of each text, `None` of those that were not annotated again."""
+    if options.second_annotator:
+        reading = options.reading() | {"annotator": options.second_annotator}
+        rows = read_labelled(file, task.labels, task.problem_type, **reading)
+        listed = [ids if isinstance(ids, list) else [ids] for ids in rows["labels"][:]]
+        found = dict(zip(rows["text"][:], listed, strict=True))
+        return [found.get(text) for text in texts]
+    return _labels_in_column(file, options, task)
+
+
+def _labels_in_column(file: str, options: StudyDataOptions, task: Task) -> list[list[int] | None]:
     assert options.second_label_column is not None
     table = read_table(existing_file(file), options.text_format())
     cells = table.column(options.second_label_column, "second_label_column")
@@ -83,8 +117,7 @@ def _second_labels(file: str, options: StudyDataOptions, task: Task) -> list[lis
     problems: Problems = defaultdict(list)
     several = task.problem_type == MULTI_LABEL
     _, found, _ = read_labels([cells[row] for row in rows], task.labels, several, problems)
-    in_file = {problem: [rows[number - 1] + 1 for number in numbers] for problem, numbers in problems.items()}
-    raise_row_problems(table.path, in_file, f"second_label_column: the labels are {', '.join(task.labels)}")
+    raise_row_problems(table.of_rows(rows), problems, f"second_label_column: the labels are {', '.join(task.labels)}")
     labels: list[list[int] | None] = [None] * len(cells)
     for row, ids in zip(rows, found, strict=True):
         labels[row] = ids if several else [ids]

@@ -43,6 +43,20 @@ def test_a_test_file_has_its_own_second_labels(tmp_path):
     assert second_annotations(parts, 2)[-1].tolist() == [1, 1]
 
 
+@pytest.mark.parametrize("labels", [("a", "b", "a b"), ("a", "b", "a")])  # several labels per text, and one
+def test_two_annotators_with_rows_of_their_own(tmp_path, labels):
+    own = [("un", labels[0], "ann"), ("deux", labels[1], "ann"), ("trois", labels[2], "ann")]
+    more = [(str(number), labels[number % 2], "ann") for number in range(6)]
+    rows = [*own, *more, ("deux", labels[2], "bob"), ("un", "a", "bob")]
+    file = write(tmp_path / "a.csv", rows, "text,labels,annotator")
+    options = StudyDataOptions(train_file=file, annotator="ann", second_annotator="bob", test_size=0.4)
+    parts = read_study(options, seed=0)
+    texts = [*parts["train"]["text"], *parts["test"]["text"]]
+    expected = {"un": [1, 0], "deux": [1, int(" " in labels[2])]}
+    found = second_annotations(parts, 2)
+    assert [None if row is None else row.tolist() for row in found] == [expected.get(text) for text in texts]
+
+
 @pytest.mark.parametrize(
     ("rows", "changes", "message"),
     [
@@ -62,7 +76,11 @@ def test_what_cannot_be_studied_is_named(tmp_path, rows, changes, message):
 def test_options_of_the_shipped_corpus():
     parts = read_study(StudyDataOptions(), seed=0)
     assert {name: len(part) for name, part in parts.items()} == {"train": 1318, "test": 330}
-    with pytest.raises(ValueError, match="second_label_column='x': the shipped corpus has none"):
+    with pytest.raises(ValueError, match="the shipped corpus has no second annotator"):
         StudyDataOptions(second_label_column="x")
+    with pytest.raises(ValueError, match="second_annotator='x' needs another --annotator"):
+        StudyDataOptions(second_annotator="x", train_file="a.csv")
+    with pytest.raises(ValueError, match="second_label_column='x' stands in the rows of the first labels"):
+        StudyDataOptions(second_label_column="x", annotator="y", train_file="a.csv")
     with pytest.raises(ValueError, match="test_size=1 must lie between"):
         StudyDataOptions(test_size=1)
