@@ -13,7 +13,7 @@ from fratrie.data.text_files import existing_file
 from fratrie.training.labelled_data import CorpusOptions, read_labelled, read_parts, split_off, tell_overlaps
 from fratrie.training.metrics import MULTI_LABEL, REGRESSION
 from fratrie.training.options import check_ranges
-from fratrie.training.tasks import Task, check_every_label_occurs, task_of
+from fratrie.training.tasks import Task, labels_without_text, task_of
 
 SECOND = "second_labels"
 
@@ -51,8 +51,8 @@ class StudyDataOptions(CorpusOptions):
             raise ValueError("the shipped corpus has no second annotator: give --train_file")
         if column and (name or self.annotator):
             raise ValueError(
-                f"second_label_column={column!r} stands in the rows of the first labels; where annotators have rows of "
-                "their own, say --annotator and --second_annotator"
+                f"second_label_column={column!r} stands in the rows of the first labels; where annotators have rows "
+                "of their own, say --annotator and --second_annotator"
             )
         if name and self.annotator in (None, name):
             raise ValueError(f"second_annotator={name!r} needs another --annotator as the first one")
@@ -77,12 +77,15 @@ def read_study(options: StudyDataOptions, seed: int) -> DatasetDict:
         task = task_of(parts["train"].features)
         for part, file in (("train", options.train_file), ("test", options.test_file)):
             if file is not None:
-                parts[part] = parts[part].add_column(
-                    SECOND, _second_labels(file, parts[part]["text"][:], options, task)
-                )
+                found = _second_labels(file, parts[part]["text"][:], options, task)
+                parts[part] = parts[part].add_column(SECOND, found)
     if "test" not in parts:
         parts = split_off(parts["train"], "test", options.test_size, seed)
-    check_every_label_occurs(parts["train"])
+    if missing := labels_without_text(parts["train"]):
+        raise ValueError(
+            f"no training text carries the label {', '.join(map(repr, missing))}: add such texts, leave the label out, "
+            "give a test file, or let another --seed draw the test part"
+        )
     tell_overlaps(parts)
     return parts
 

@@ -83,6 +83,17 @@ def aligned_targets(dataset: Dataset, task: Task) -> NDArray[Any]:
     return targets[:, order] if task.problem_type == MULTI_LABEL else np.argsort(order)[targets]
 
 
+def labels_without_text(dataset: Dataset) -> list[str]:
+    """The labels that no row carries."""
+    task = task_of(dataset.features)
+    return [label for label, count in zip(task.labels, _counts(dataset, task), strict=True) if not count]
+
+
+def _counts(dataset: Dataset, task: Task) -> NDArray[Any]:
+    targets = targets_of(dataset)
+    return targets.sum(0) if task.problem_type == MULTI_LABEL else np.bincount(targets, minlength=len(task.labels))
+
+
 def check_every_label_occurs(dataset: Dataset, allow_missing: bool = False) -> None:
     """Check that at least one row carries each label; a label that all rows carry teaches nothing, and is logged.
 
@@ -96,15 +107,13 @@ def check_every_label_occurs(dataset: Dataset, allow_missing: bool = False) -> N
     task = task_of(dataset.features)
     if task.problem_type == REGRESSION:
         return
-    targets = targets_of(dataset)
-    counts = targets.sum(0) if task.problem_type == MULTI_LABEL else np.bincount(targets, minlength=len(task.labels))
-    missing = [label for label, count in zip(task.labels, counts, strict=True) if not count]
+    counts, missing = _counts(dataset, task), labels_without_text(dataset)
     if missing and not allow_missing:
         raise ValueError(
             f"no training text carries the label {', '.join(map(repr, missing))}: it cannot be learnt. Add "
             "such texts, leave the label out, take a smaller validation part, or pass --allow_missing_labels"
         )
-    if always := [label for label, count in zip(task.labels, counts, strict=True) if count == len(targets)]:
+    if always := [label for label, count in zip(task.labels, counts, strict=True) if count == len(dataset)]:
         logger.warning("every training text carries the label %s: any text will get it", ", ".join(map(repr, always)))
     if missing:
         logger.warning("no training text carries the label %s: it will never be predicted", ", ".join(missing))
