@@ -83,7 +83,7 @@ def read_study(options: StudyDataOptions, seed: int) -> DatasetDict:
         parts = split_off(parts["train"], "test", options.test_size, seed)
     if missing := labels_without_text(parts["train"]):
         raise ValueError(
-            f"no training text carries the label {', '.join(map(repr, missing))}: add such texts, leave the label out, "
+            f"no training text carries the label {', '.join(map(repr, missing))}: add such texts, leave it out, "
             "give a test file, or let another --seed draw the test part"
         )
     tell_overlaps(parts)
