@@ -45,9 +45,9 @@ Progress = Callable[[float, float], object]
 
 _EVALUATION_BATCH = 64
 # A weight, its gradient, two moments and copies in half precision, with as much again for what a step computes.
-_BYTES_OF_A_WEIGHT = 40
+_BYTES_OF_A_WEIGHT, _BYTES_OF_LIBRARIES = 40, 10**9
 # What a step costs beside its trained layers, in layers (multilingual-e5-small, batches of 8 sentences).
-_COST_OF_A_STEP = 0.6
+_COST_OF_A_STEP = 0.4
 
 
 @dataclass(frozen=True, order=True)
@@ -307,7 +307,8 @@ def _read(data: StudyData, encoder: Path, recipe: Recipe, with_test: bool = Fals
     texts = [text for part in parts for text in part.texts]
     rows = encode(texts, model, tokenizer, recipe.max_length, targets)
     body = model.num_parameters() - cast(torch.nn.Embedding, model.get_input_embeddings()).weight.numel()
-    return _Corpus(checkpoint, data.task, recipe, rows, model.config.num_hidden_layers, body * _BYTES_OF_A_WEIGHT)
+    needed = body * _BYTES_OF_A_WEIGHT + _BYTES_OF_LIBRARIES
+    return _Corpus(checkpoint, data.task, recipe, rows, model.config.num_hidden_layers, needed)
 
 
 def _build(encoder: Path, task: Task, depth: int) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

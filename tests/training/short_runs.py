@@ -81,12 +81,12 @@ def options(folder, **changes):
     return TrainingOptions(**{**given, **changes})
 
 
-def run(folder, model=None, rows=None, collator=random_masks, evaluate=None, **changes):
+def run(folder, model=None, rows=None, collator=random_masks, evaluate=None, save=True, **changes):
     AcceleratorState._reset_state(True)
     chosen = options(folder, **changes)
     model = model or tiny_bert()
     rows = Dataset.from_list(token_rows()) if rows is None else rows
-    return model, train(model, chosen, create_accelerator(chosen), rows, collator, evaluate=evaluate)
+    return model, train(model, chosen, create_accelerator(chosen), rows, collator, evaluate=evaluate, save=save)
 
 
 def losses(result):

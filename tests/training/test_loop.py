@@ -325,3 +325,13 @@ def test_clips_the_gradient(tmp_path):
     _, free = run(tmp_path / "free", max_steps=1, max_grad_norm=0)
     _, clipped = run(tmp_path / "clipped", max_steps=2, max_grad_norm=1e-9, weight_decay=0)
     assert clipped.history[0]["grad_norm"] == free.history[0]["grad_norm"] > 0.1
+
+
+def test_a_run_that_saves_nothing_trains_as_any_other(tmp_path):
+    saved, result = run(tmp_path / "saved")
+    model, unsaved = run(tmp_path / "unsaved", save=False)
+    assert list((tmp_path / "unsaved").iterdir()) == []
+    assert losses(unsaved) == losses(result)
+    assert_equal_weights(model, saved)
+    with pytest.raises(ValueError, match="save_steps=0"):
+        run(tmp_path / "checkpoints", save=False, save_steps=1)
