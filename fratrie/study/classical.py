@@ -36,7 +36,7 @@ CLASSICAL_METHODS: dict[str, Method] = {
     "logistic_regression": Method(
         SGDClassifier(loss="log_loss", penalty="elasticnet", class_weight="balanced"),
         words={"alpha": [3e-5, 1e-4, 3e-4], "l1_ratio": [0.15, 0.5, 0.9]},
-        states={"alpha": [1e-3, 3e-3, 1e-2, 3e-2], "l1_ratio": [0.15, 0.5, 0.9]},
+        states={"alpha": [3e-3, 1e-2, 3e-2], "l1_ratio": [0.15, 0.5]},
     ),
     "gradient_boosting": Method(
         HistGradientBoostingClassifier(class_weight="balanced", max_iter=60, learning_rate=0.2, early_stopping=False),

@@ -81,7 +81,7 @@ BASELINES: dict[str, Method] = {
     "logistic_regression": Method(
         LogisticRegression(class_weight="balanced", solver="liblinear", max_iter=1000), {"C": [1.0, 3.0, 10.0, 30.0]}
     ),
-    "linear_svc": Method(LinearSVC(class_weight="balanced"), {"C": [0.03, 0.1, 0.3, 1.0]}, {"C": [1e-4, 1e-3, 1e-2]}),
+    "linear_svc": Method(LinearSVC(class_weight="balanced"), {"C": [0.03, 0.1, 0.3, 1.0]}, {"C": [1e-3, 1e-2, 1e-1]}),
 }
 
 

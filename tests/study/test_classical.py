@@ -54,12 +54,11 @@ def by_hand(name, of_texts):
         yield parameters, make_pipeline(features, OneVsRestClassifier(classifier))
 
 
-@pytest.mark.parametrize("single_label", [False, True])
-@pytest.mark.parametrize("of_texts", [True, False])
+@pytest.mark.parametrize(("of_texts", "single_label"), [(True, False), (False, True)])
 @pytest.mark.parametrize("name", CLASSICAL_METHODS)
 def test_equals_a_pipeline_of_scikit_learn(name, of_texts, single_label):
     train, test = sentences(15, 0, single_label), sentences(6, 1, single_label)
-    folds = folds_of(train, 3, seed=0)
+    folds = folds_of(train, 2, seed=0)
     inputs, unseen = (np.array(s.texts, dtype=object) if of_texts else vectors(s.texts) for s in (train, test))
     target = train.labels.argmax(1) if single_label else train.labels
     tried = []
@@ -98,10 +97,10 @@ def test_one_label_that_a_fold_does_not_know_is_never_given():
     assert tune(BASELINES["linear_svc"], texts, train.labels, folds, True).cross_validated_macro_f1 == 0
 
 
-@pytest.mark.parametrize("name", ["gradient_boosting", "random_forest", "logistic_regression"])
+@pytest.mark.parametrize("name", ["random_forest", "logistic_regression"])
 def test_the_seed_decides_and_not_the_number_of_jobs(name):
     train = sentences(15, 0)
-    folds = folds_of(replace(train, groups=None), 3, seed=0)
+    folds = folds_of(train, 2, seed=0)
 
     def found(**choices):
         tuned = tune(quick(name), train.texts, train.labels, folds, **choices)
@@ -112,8 +111,7 @@ def test_the_seed_decides_and_not_the_number_of_jobs(name):
 
     once, again = found(seed=3), found(seed=3, jobs=3)
     assert once[:2] == again[:2] and np.array_equal(once[2], again[2])
-    if name != "gradient_boosting":  # which draws nothing from so few sentences
-        assert not np.array_equal(once[2], found(seed=4)[2])
+    assert not np.array_equal(once[2], found(seed=4)[2])
 
 
 def test_progress_tells_every_fit():

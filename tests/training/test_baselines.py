@@ -62,7 +62,7 @@ def test_a_respondent_never_stands_on_both_sides():
     )
     honest = tuned("linear_svc", train, folds=4).cross_validated_macro_f1
     leaky = tuned("linear_svc", Sentences(train.texts, train.labels), folds=4).cross_validated_macro_f1
-    assert leaky == 1.0 and honest < 0.8
+    assert leaky == 1.0 and honest < 0.9
 
 
 def test_the_test_part_does_not_touch_training():
