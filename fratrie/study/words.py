@@ -25,6 +25,8 @@ from .packages import check_package
 _WORD = re.compile(r"\w+(?:-\w+)*['’]?|[^\w\s]+")
 # Steps of the integral in each part of the way, and the share of the whole that may be missing there.
 _STEPS, _TOLERANCE = 8, 0.02
+# Tokens of a pass, all steps together: a bound on its memory that only long texts reach.
+_TOKENS_PER_PASS = 1024
 
 
 def words_for_labels(
@@ -147,7 +149,10 @@ def _integrate(
     log-odds. A part of the way whose shares do not add up is halved; captum's `LayerIntegratedGradients` could not
     begin in the middle.
     """
-    shares, error = method.attribute(end, start, n_steps=_STEPS, return_convergence_delta=True)
+    rows = max(1, _TOKENS_PER_PASS // start.shape[1])
+    shares, error = method.attribute(
+        end, start, n_steps=_STEPS, internal_batch_size=rows, return_convergence_delta=True
+    )
     if halvings == 0 or abs(float(error)) <= tolerance:
         return shares.detach()
     middle = (start + end) / 2
