@@ -23,8 +23,10 @@ from .packages import check_package
 
 # «beau-père», «l’», or what stands between words.
 _WORD = re.compile(r"\w+(?:-\w+)*['’]?|[^\w\s]+")
-# Steps of the integral in each part of the way, and the share of the whole that may be missing there.
-_STEPS, _TOLERANCE = 8, 0.02
+# Steps of the integral in a part of the way, parts at most, and the share of the whole that may be missing in all.
+_STEPS, _MOST_PARTS, _TOLERANCE = 8, 32, 0.05
+# Tokens of a pass, all steps together: a bound on its memory that only long texts reach.
+_TOKENS_PER_PASS = 1024
 
 
 def words_for_labels(
@@ -86,8 +88,8 @@ def word_attributions(
 ) -> list[list[Any]]:
     """Share out the log-odds of a label among the words of a text.
 
-    The shares add up to the log-odds of the text less those of the same text with all of its tokens masked, up to a
-    few percent. With several labels per text the log-odds of a label are its logit.
+    The shares add up to the log-odds of the text less those of the same text with all of its tokens masked, to 5 % (or
+    0.05, where there is less to share out). With several labels per text the log-odds of a label are its logit.
 
     Args:
         model: a classifier, which is put into evaluation mode.
@@ -138,22 +140,28 @@ def word_attributions(
     return _by_word(text, places["offset_mapping"], shares_1TD.float().sum(-1)[0].tolist())
 
 
-def _integrate(
-    method: Any, start: torch.Tensor, end: torch.Tensor, tolerance: float, halvings: int = 6
-) -> torch.Tensor:
+def _integrate(method: Any, start: torch.Tensor, end: torch.Tensor, tolerance: float) -> torch.Tensor:
     """Integrate gradients from `start` to `end`, both of shape `(1, T, D)`, with finer steps where they need them.
 
     Between a masked text and the text a classifier changes its mind at once: 64 even steps missed up to three
-    log-odds. A part of the way whose shares do not add up is halved; captum's `LayerIntegratedGradients` could not
-    begin in the middle.
+    log-odds. The part of the way whose shares add up worst is halved until all of them do; captum's
+    `LayerIntegratedGradients` could not begin in the middle.
     """
-    shares, error = method.attribute(end, start, n_steps=_STEPS, return_convergence_delta=True)
-    if halvings == 0 or abs(float(error)) <= tolerance:
-        return shares.detach()
-    middle = (start + end) / 2
-    return _integrate(method, start, middle, tolerance, halvings - 1) + _integrate(
-        method, middle, end, tolerance, halvings - 1
-    )
+    rows = max(1, _TOKENS_PER_PASS // start.shape[1])
+
+    def part(first: torch.Tensor, last: torch.Tensor) -> tuple[float, torch.Tensor, torch.Tensor, torch.Tensor]:
+        shares, error = method.attribute(
+            last, first, n_steps=_STEPS, internal_batch_size=rows, return_convergence_delta=True
+        )
+        return abs(float(error)), first, last, shares.detach()
+
+    parts = [part(start, end)]
+    while sum(error for error, *_ in parts) > tolerance and len(parts) < _MOST_PARTS:
+        parts.sort(key=lambda each: each[0])
+        _, first, last, _ = parts.pop()
+        middle = (first + last) / 2
+        parts += [part(first, middle), part(middle, last)]
+    return torch.stack([shares for *_, shares in parts]).sum(0)
 
 
 def _by_word(text: str, spans: Sequence[tuple[int, int]], shares: Sequence[float]) -> list[list[Any]]:

@@ -4,10 +4,11 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
+from captum.attr import IntegratedGradients
 from hypothesis import given, settings
 
 from fratrie import FratrieEncoderConfig, FratrieEncoderForSequenceClassification, norm_slots
-from fratrie.study.words import _by_word, word_attributions, words_for_labels
+from fratrie.study.words import _by_word, _integrate, word_attributions, words_for_labels
 from fratrie.tokenization import train_byte_level_bpe
 from fratrie.training.baselines import Sentences
 from fratrie.training.encoding import encode
@@ -90,6 +91,12 @@ def test_the_shares_of_a_linear_model_are_its_terms(tokenizer):
     pieces = word_attributions(model, tokenizer, text, MULTI, 2)
     assert [word for word, _ in pieces] == ["Ma ", "mère ", "est ", "gentille"]
     np.testing.assert_allclose([share for _, share in pieces], expected, atol=1e-5)
+
+
+def test_a_sudden_change_gets_finer_steps():
+    method = IntegratedGradients(lambda x: torch.sigmoid(300 * (x[:, 0, 0] - 0.3)) + 2 * x[:, 1, 0])
+    shares = _integrate(method, torch.zeros(1, 2, 1), torch.ones(1, 2, 1), tolerance=0.01)
+    torch.testing.assert_close(shares.flatten(), torch.tensor([1.0, 2.0]), atol=0.01, rtol=0)
 
 
 def test_a_text_beyond_the_positions_is_explained_as_far_as_it_is_read(tokenizer):
