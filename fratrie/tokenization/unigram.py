@@ -101,13 +101,8 @@ def _with_first(first: list[str], pieces: list[Piece]) -> list[Piece]:
 
 def _untrained(byte_fallback: bool) -> Tokenizer:
     backend = Tokenizer(models.Unigram())
-    backend.normalizer = normalizers.Sequence(
-        [
-            normalizers.Nmt(),
-            normalizers.NFKC(),
-            normalizers.Replace(SPACE, " "),
-        ]  # a ▁ comes back as the space it marks
-    )
+    # Nmt makes a space of ▁, which therefore comes back as the space that it marks.
+    backend.normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC()])
     backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
     spaced = decoders.Metaspace(prepend_scheme="never")
     backend.decoder = decoders.Sequence([*[decoders.ByteFallback()] * byte_fallback, spaced, decoders.Fuse()])

@@ -42,8 +42,8 @@ def train_wordpiece(
 
     Args:
         lowercase: capitals become small letters.
-        strip_accents: «pêche» becomes «peche». Unlike BERT's own, which drops accents with the capitals, for French
-            tells words apart by them (a, à; pêché, pêche).
+        strip_accents: «pêche» becomes «peche». BERT drops accents with the capitals; here they stay unless this is
+            said, since French tells words apart by them (a, à; pêche, péché).
         limit_alphabet: the most frequent characters to learn; a word with another one is unknown.
 
     Other arguments as in `train_byte_level_bpe`, but sibling: "encoder" `[CLS] A [SEP]`, "decoder" `[CLS] A` or
