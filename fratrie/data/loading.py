@@ -253,10 +253,10 @@ def _read_indicators(
     own = list(found)
     if len(own) < len(label_columns):
         raise ValueError(f"{table.path}: label_column={label_columns}: two names look alike, rename one")
-    if names is not None and (apart := {plain_name(name) for name in names} ^ set(own)):
+    if names is not None and set(map(plain_name, names)) != set(own):
         raise ValueError(
-            f"{table.path}: label_column names {', '.join(own)}, the known labels are {', '.join(names)}: "
-            f"{', '.join(sorted(apart))} is on one side alone; every label needs its column, and no other has one"
+            f"{table.path}: label_column names {', '.join(own)}, the known labels are {', '.join(names)}: name one "
+            "column for each of these, and no other"
         )
     return names or own, read_indicators(found, problems)
 

@@ -82,7 +82,6 @@ class LabelOptions(ReadingOptions):
         default=None,
         metadata={"help": "Column that names who speaks; by default `respondent` or `group`, if there is one."},
     )
-
     annotator: str | None = field(
         default=None, metadata={"help": "Whose labels to read, where a column `annotator` names several."}
     )

@@ -85,7 +85,7 @@ def test_a_column_for_each_label_and_speakers_by_name(run_script, classifier, sa
     lines = {line.split("  ")[0]: after for line, after in pairwise(stdout.splitlines())}
     assert f"{low:.3f}" in lines["F1 from (95 %)"] and f"{high:.3f}" in lines["F1 to (95 %)"]
     code, _, stderr = run_script("evaluate.py", *given, columns, "--file", path, "--label_column", *"pm-")
-    assert code == 2 and "the known labels are +, -, m, p: + is on one side alone" in stderr
+    assert code == 2 and "label_column names p, m, -, the known labels are +, -, m, p: name one column" in stderr
 
 
 def test_thresholds_are_given_by_name(run_script, classifier, samples, tmp_path):

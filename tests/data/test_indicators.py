@@ -93,7 +93,10 @@ def test_one_label_a_row_may_be_asked_for(tmp_path):
         ({"label_column": ["a", "a"]}, "texts, labels and speakers need a column each"),
         ({"label_column": ["a", "b"], "group_column": "b"}, "texts, labels and speakers need a column each"),
         ({"label_column": ["a", "names"]}, "rows 1, 2: 'x y' in 'names', expected 0 or 1"),
-        ({"label_column": ["a", "b"], "label_names": ["a", "c"]}, "b, c is on one side alone"),
+        (
+            {"label_column": ["a", "b"], "label_names": ["a", "c"]},
+            "label_column names a, b, the known labels are a, c: name one column",
+        ),
         ({"label_column": []}, "label_column=[]: name the column"),
     ],
 )

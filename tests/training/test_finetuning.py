@@ -158,6 +158,22 @@ def test_options_without_effect_are_refused(tmp_path, given):
         load_parts(LabelledDataOptions(train_file=train, problem_type=REGRESSION, label_names=["a"]))
 
 
+def test_the_options_say_how_each_part_is_read_and_what_was_read_is_logged(tmp_path, caplog):
+    path = tmp_path / "a.csv"
+    path.write_bytes("phrase;né;mort;annotator;who\nun;1;0;é;a\ndeux;0;1;é;b\nun;0;0;b;a\n".encode("cp1252"))
+    columns = {"text_column": "phrase", "label_column": ["né", "mort"], "group_column": "who"}
+    with caplog.at_level(logging.INFO):
+        parts = load_parts(
+            LabelledDataOptions(
+                train_file=path, test_file=path, validation_size=0, encoding="cp1252", annotator="é", **columns
+            )
+        )
+    assert parts["train"][:] == parts["test"][:]
+    assert parts["train"][:] == {"text": ["un", "deux"], "respondent": ["a", "b"], "labels": [[0], [1]]}
+    assert f"{path}: 2 texts of 2 respondents, several labels each\n  text 1: 'un' → né" in caplog.messages[2]
+    assert caplog.messages[-1] == "2 texts of train, 2 texts of test"
+
+
 def test_real_values_are_read_for_regression(tmp_path):
     columns = {"problem_type": REGRESSION, "label_column": "score", "group_column": "who"}
     rows = [{"text": "x", "score": 0.5, "who": "a"}, {"text": "y", "score": "2", "who": "b"}]
