@@ -80,7 +80,7 @@ def _predict(options: PredictionOptions, output: Output, accelerator: Accelerato
         options.input_file, options.text_column, options.annotated, options.text_format()
     )
     places = places_of_texts(options.input_file, texts)
-    output.check({"text": texts, **others})
+    output.check({**others, "text": texts})
     model, tokenizer, task = load_classifier(options.model, options.label_thresholds)
     if task.problem_type == REGRESSION and (options.uncertain or options.format != "auto"):
         raise ValueError(f"{options.model} gives each text a number: --uncertain and --format are for labels")
@@ -108,7 +108,7 @@ def _predict(options: PredictionOptions, output: Output, accelerator: Accelerato
         others={name: [cells[row] for row in kept] for name, cells in others.items()},
     )
     output.write(path, table)
-    what = f"the {len(kept)} least sure ones" if options.uncertain else "all"
+    what = f"the {len(kept)} that the model is least sure of" if options.uncertain else "all"
     print(f"{len(places)} texts labelled, {what} in {path}")
     if output.format == "label_studio":
         print(f"labelling interface of the project: {labelling_interface(table.names, table.several)}")

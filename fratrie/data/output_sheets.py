@@ -42,25 +42,34 @@ def write_sheet(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
 
     Raises:
         ValueError: as `check_sheet`.
+        OSError: it cannot be written.
     """
     import xlsxwriter
+    from xlsxwriter.exceptions import FileCreateError
 
     check_sheet(columns)
-    # Row by row, so that a long table does not fill the memory; its parts lie beside the file until it is whole.
-    with xlsxwriter.Workbook(str(path), {"constant_memory": True, "tmpdir": str(path.parent)}) as book:
-        sheet, bold, plain = book.add_worksheet("labelled"), book.add_format({"bold": True}), book.add_format()
-        for place, (name, cells) in enumerate(columns.items()):
-            wrapped = book.add_format({"text_wrap": True, "valign": "top"}) if place == 0 else None
-            sheet.set_column(place, place, _width([name, *cells[:_SAMPLE]]), wrapped)
-        rows = max(map(len, columns.values()))
-        sheet.freeze_panes(1, 0)
-        sheet.autofilter(0, 0, rows, len(columns) - 1)
-        sheet.ignore_errors({"number_stored_as_text": f"A1:XFD{rows + 1}"})  # a respondent may be called 007
-        for place, name in enumerate(columns):
-            _put(sheet, 0, place, name, bold)
-        for row, cells in enumerate(zip(*columns.values(), strict=True), start=1):
-            for place, cell in enumerate(cells):
-                _put(sheet, row, place, cell, plain)
+    try:
+        # Row by row, so that a long table does not fill the memory; its parts lie beside the file until it is whole.
+        with xlsxwriter.Workbook(str(path), {"constant_memory": True, "tmpdir": str(path.parent)}) as book:
+            _fill(book, columns)
+    except FileCreateError as error:  # all that the library makes of a full disk
+        raise error.args[0] from None
+
+
+def _fill(book: Any, columns: Mapping[str, Sequence[Any]]) -> None:
+    sheet, bold, plain = book.add_worksheet("labelled"), book.add_format({"bold": True}), book.add_format()
+    for place, (name, cells) in enumerate(columns.items()):
+        wrapped = book.add_format({"text_wrap": True, "valign": "top"}) if place == 0 else None
+        sheet.set_column(place, place, _width([name, *cells[:_SAMPLE]]), wrapped)
+    rows = max(map(len, columns.values()))
+    sheet.freeze_panes(1, 0)
+    sheet.autofilter(0, 0, rows, len(columns) - 1)
+    sheet.ignore_errors({"number_stored_as_text": f"A1:XFD{rows + 1}"})  # a respondent may be called 007
+    for place, name in enumerate(columns):
+        _put(sheet, 0, place, name, bold)
+    for row, cells in enumerate(zip(*columns.values(), strict=True), start=1):
+        for place, cell in enumerate(cells):
+            _put(sheet, row, place, cell, plain)
 
 
 def _put(sheet: Any, row: int, place: int, cell: Any, form: Any) -> None:

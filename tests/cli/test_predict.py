@@ -242,7 +242,7 @@ def test_people_get_the_least_sure_texts_to_correct(run_script, samples, tmp_pat
     output = tmp_path / "out.json"
     code, stdout, stderr = run_script("predict.py", *given, "--output_file", output, "--format", "label_studio")
     assert code == 0, stderr
-    assert "6 texts labelled, the 2 least sure ones in" in stdout and '<Choice value="m"/>' in stdout
+    assert "6 texts labelled, the 2 that the model is least sure of in" in stdout and '<Choice value="m"/>' in stdout
     tasks = json.loads(output.read_text("utf-8"))
     assert len(tasks) == 2 and all(task["data"]["uncertain_label"] in "+mp" for task in tasks)
 

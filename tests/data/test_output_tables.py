@@ -1,3 +1,5 @@
+import errno
+import gc
 import json
 import zipfile
 from xml.etree import ElementTree
@@ -102,6 +104,18 @@ def test_a_spreadsheet_holds_numbers_and_no_formula(tmp_path):
         sheet = ElementTree.fromstring(archive.read("xl/worksheets/sheet1.xml"))
     kinds = [part.tag.rpartition("}")[2] for part in sheet.iter()]
     assert {"pane", "autoFilter"} <= {*kinds} and not {"f", "hyperlink"} & {*kinds}
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # the library leaves its parts open then
+def test_a_full_disk_is_told_as_such(tmp_path, monkeypatch):
+    def full(*arguments, **options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("xlsxwriter.workbook.ZipFile", full)
+    with pytest.raises(OSError, match=r"cannot write .*said\.xlsx: No space left on device"):
+        written(tmp_path, "xlsx")
+    assert not list(tmp_path.iterdir())
+    gc.collect()
 
 
 def test_parquet_has_types(tmp_path):
