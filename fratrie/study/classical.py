@@ -18,14 +18,14 @@ from transformers import AutoModel, DataCollatorWithPadding
 
 from fratrie.modeling.heads import pool
 from fratrie.pipelines.bulk import plan_batches
-from fratrie.training.baselines import BASELINES, Inputs, Method, Sentences, tune
-from fratrie.training.bootstrap import f1_intervals
+from fratrie.training.baselines import BASELINES, Inputs, Method, tune
 from fratrie.training.encoding import encode
 from fratrie.training.evaluation import evaluating
-from fratrie.training.metrics import SINGLE_LABEL, Scores, multilabel_scores
+from fratrie.training.metrics import SINGLE_LABEL
 from fratrie.training.model_folders import check_checkpoint, load_tokenizer
 
 from .data import Fold, StudyData
+from .scores import score
 
 FEATURES: Final = ("words", "states")
 Progress = Callable[[float, float], None]
@@ -135,7 +135,7 @@ def score_classical(
         return {
             "parameters": tuned.parameters,
             "cross_validated_macro_f1": tuned.cross_validated_macro_f1,
-            "test": _scores(predicted_NL, data.test, data.task.labels),
+            "test": score(predicted_NL[None], data.test, data.task.labels),
             "predictions": predicted_NL.tolist(),
         }
 
@@ -145,10 +145,3 @@ def score_classical(
         name = f"classical-{method}-{features}"
         found[method][features] = step(name, partial(find, place, method, features))
     return found
-
-
-def _scores(predicted_NL: NDArray[np.int64], test: Sentences, labels: Sequence[str]) -> Scores:
-    groups = range(len(test.texts)) if test.groups is None else test.groups
-    by_label, macro = f1_intervals(predicted_NL, test.labels, groups, labels)
-    scores = multilabel_scores(predicted_NL, test.labels, labels)
-    return scores | {"f1_interval": by_label, "macro_f1_interval": macro}

@@ -28,13 +28,14 @@ from fratrie.training.encoding import EncodedRows, encode, max_tokens
 from fratrie.training.frozen_states import keep_states
 from fratrie.training.layers import freeze_below, learning_rates
 from fratrie.training.loop import Evaluator, TrainingOptions, create_accelerator, train
-from fratrie.training.metrics import MULTI_LABEL, REGRESSION, decide, multilabel_scores, probabilities
+from fratrie.training.metrics import MULTI_LABEL, REGRESSION, multilabel_scores
 from fratrie.training.model_folders import check_checkpoint, load_config, load_tokenizer
 from fratrie.training.options import PRETRAINED_ENCODER
 from fratrie.training.scoring import predict_logits
 from fratrie.training.tasks import Task
 
 from .data import Fold, StudyData
+from .scores import decisions
 from .workers import Workers, number_of_workers, open_workers
 
 Key = TypeVar("Key", bound=Hashable)
@@ -91,8 +92,8 @@ class Recipe:
     head_learning_rate: float = PRETRAINED_ENCODER["head_learning_rate"]
     lone_head_learning_rate: float = 0.1
     epochs: int = 8
-    rate_factors: Sequence[float] = (0.5, 2.0)
-    other_epochs: Sequence[int] = (12, 16)
+    rate_factors: Sequence[float] = (0.5,)
+    other_epochs: Sequence[int] = (12,)
     layer_decay: float = PRETRAINED_ENCODER["layer_decay"]
     batch_size: int = PRETRAINED_ENCODER["per_device_train_batch_size"]
     warmup: float = 0.1
@@ -205,7 +206,7 @@ def finetune(
     return np.stack([found[seed][0] for seed in folders])
 
 
-def finetuned_probabilities(
+def finetuned_logits(
     data: StudyData,
     encoder: Path,
     setting: Setting,
@@ -217,8 +218,8 @@ def finetuned_probabilities(
     known: Known[int] | None = None,
     keep: Keep[int] | None = None,
     progress: Progress | None = None,
-) -> NDArray[np.float64]:
-    """Probabilities of the labels of test, by models that learnt parts of train; one model for each part.
+) -> Logits:
+    """Logits of test, by models that learnt parts of train; one model for each part.
 
     Args:
         data, encoder, setting, recipe, workers, progress: as for `finetune`.
@@ -234,14 +235,7 @@ def finetuned_probabilities(
     runs = {place: _Run(setting, rows, unseen, seed + place) for place, rows in enumerate(subsets)}
     with _open_trainers(_read(data, encoder, recipe, with_test=True), workers, progress) as trainers:
         found = trainers.predict(runs, known or {}, keep)
-    return probabilities(np.stack([found[place][0] for place in runs]), data.task.problem_type)
-
-
-def decisions(logits_NL: Logits, problem_type: str) -> NDArray[np.int64]:
-    """Labels above a probability of 0.5, or, of one label per text, the most probable. Shape: (N, L) → (N, L)"""
-    if problem_type == MULTI_LABEL:
-        return decide(probabilities(logits_NL, problem_type))
-    return np.eye(logits_NL.shape[1], dtype=np.int64)[logits_NL.argmax(1)]
+    return np.stack([found[place][0] for place in runs])
 
 
 def _values(setting: Setting) -> tuple[int, float, int]:
@@ -249,7 +243,7 @@ def _values(setting: Setting) -> tuple[int, float, int]:
 
 
 def _scores(logits_NL: Logits, data: StudyData) -> dict[str, Any]:
-    scores = multilabel_scores(decisions(logits_NL, data.task.problem_type), data.train.labels, data.task.labels)
+    scores = multilabel_scores(decisions(logits_NL, data.task), data.train.labels, data.task.labels)
     return {"cross_validated_macro_f1": scores["macro_f1"], "f1": scores["f1"]}
 
 

@@ -26,12 +26,12 @@ class ProtocolOptions:
         metadata={"help": "Numbers of trained layers to choose from, from the top; those that the encoder has count."},
     )
     learning_rate: float = field(default=4e-4, metadata={"help": "Peak rate of the top layer, to compare depths at."})
-    epochs: int = field(default=10, metadata={"help": "Passes over the sentences, to compare depths at."})
+    epochs: int = field(default=8, metadata={"help": "Passes over the sentences, to compare depths at."})
     rate_factors: list[float] = field(
-        default_factory=lambda: [0.5, 2.0], metadata={"help": "Further rates, times the first, at the depth chosen."}
+        default_factory=lambda: [0.5], metadata={"help": "Further rates, times the first, at the depth chosen."}
     )
     other_epochs: list[int] = field(
-        default_factory=lambda: [15], metadata={"help": "Further numbers of epochs, at the depth and rate chosen."}
+        default_factory=lambda: [12], metadata={"help": "Further numbers of epochs, at the depth and rate chosen."}
     )
     seeds: int = field(default=3, metadata={"help": "Final models, whose scores on test are averaged."})
     calibration: Literal["temperature", "isotonic", "none"] = field(

@@ -25,7 +25,7 @@ from . import errors
 from .calibration import calibrated, compare_calibration, learn_points, learn_thresholds, temperatures
 from .classical import score_classical
 from .data import StudyData, folds_of
-from .finetuning import Recipe, Setting, finetune, finetuned_probabilities, search
+from .finetuning import Recipe, Setting, finetune, finetuned_logits, search
 from .journal import Journal
 from .learning_curve import Rows, classical_curve, subsets
 from .options import ProtocolOptions
@@ -242,7 +242,9 @@ class Study:
         return {"sizes": [*sizes, whole], "draws": own.curve_draws, "methods": methods}
 
     def _classical_curve(self, parts: Sequence[Sequence[Rows]]) -> dict[str, list[list[float]]]:
-        found = classical_curve(self.data, self.classical, parts, self.encoder, self.options.seed, self.jobs)
+        found = classical_curve(
+            *(self.data, self.classical, parts, self.encoder), seed=self.options.seed, jobs=self.jobs
+        )
         for name, scores in found.items():
             method, features = name.split()
             scores.append([self.classical[method][features]["test"]["macro_f1"]])
@@ -250,7 +252,7 @@ class Study:
 
     def _finetuned_curve(self, name: str, parts: Sequence[Sequence[Rows]]) -> list[list[float]]:
         fits = self.journal.fits(name)
-        values_PNL = finetuned_probabilities(
+        logits_PNL = finetuned_logits(
             *(self.data, self.encoder, self.setting, [rows for draws in parts for rows in draws], self.recipe),
             seed=self.options.seed,
             workers=self.options.processes,
@@ -258,11 +260,11 @@ class Study:
             keep=fits.keep,
             progress=self.progress.of("learning curve"),
         )
-        scores = iter(self._macro_f1(values_PNL))
+        scores = iter(self._macro_f1(logits_PNL))
         by_size = [[next(scores) for _ in draws] for draws in parts]
         return [*by_size, self._macro_f1(self.raw_logits_SNL)]
 
-    def _macro_f1(self, logits_SNL: NDArray[np.float64]) -> list[float]:
+    def _macro_f1(self, logits_SNL: NDArray[np.floating[Any]]) -> list[float]:
         """Of the decisions of each model at a probability of 0.5, on test."""
         runs = decisions(logits_SNL, self.data.task)
         return [multilabel_scores(run, self.data.test.labels)["macro_f1"] for run in runs]
