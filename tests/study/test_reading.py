@@ -65,6 +65,7 @@ def test_two_annotators_with_rows_of_their_own(tmp_path, labels):
         (ROWS, {"problem_type": "regression", "label_column": "respondent", "group_column": "labels"}, "use fratrie"),
         (ROWS, {"label_names": ["a", "b", "c"]}, "no training text carries the label 'c'"),
         (ROWS[:2], {}, "two respondents or more"),
+        ([*ROWS, ("six", "macro", "", "z")], {}, "a label is called 'macro'"),
     ],
 )
 def test_what_cannot_be_studied_is_named(tmp_path, rows, changes, message):
