@@ -9,7 +9,6 @@ from .classical import CLASSICAL_METHODS
 
 CLASSICAL = tuple(CLASSICAL_METHODS)
 PARTS = ("classical", "finetuning", "learning_curve", "errors", "words")
-Part = Literal["classical", "finetuning", "learning_curve", "errors", "words"]
 
 
 @dataclass(kw_only=True)
@@ -43,7 +42,7 @@ class ProtocolOptions:
     )
     curve_draws: int = field(default=3, metadata={"help": "Draws of each size in the learning curve."})
     words_per_label: int = field(default=3, metadata={"help": "Sentences per label whose words are weighed."})
-    leave_out: list[Part] = field(
+    leave_out: list[str] = field(
         default_factory=list, metadata={"help": f"Parts of the study to leave out, of: {', '.join(PARTS)}."}
     )
     processes: int | None = field(

@@ -1,9 +1,6 @@
-from contextlib import contextmanager
-
 import numpy as np
 import pytest
 import torch
-from accelerate.state import AcceleratorState, GradientState
 from safetensors.torch import load_file, save_file
 from sklearn.metrics import f1_score
 
@@ -70,28 +67,6 @@ def found(encoder, data, folds):
         progress=lambda done, total: told.append((done, total)),
     )
     return result, kept, told
-
-
-@pytest.fixture
-def in_this_process(monkeypatch):
-    """Runs what is meant for other processes here, where nothing has to be imported again."""
-
-    @contextmanager
-    def open_workers(number, prepare, *arguments):
-        prepare(*arguments)
-        yield Here()
-
-    class Here:
-        def results(self, function, calls, look):
-            for key, arguments in calls.items():
-                yield key, function(*arguments)
-                look()
-
-    AcceleratorState._reset_state(True)
-    monkeypatch.setattr(finetuning, "open_workers", open_workers)
-    yield
-    AcceleratorState._reset_state(True)
-    GradientState._reset_state()
 
 
 def test_every_row_is_labelled_by_the_model_that_has_not_seen_it(found, data, folds):

@@ -1,0 +1,30 @@
+"""What the tests of the study share."""
+
+from contextlib import contextmanager
+
+import pytest
+from accelerate.state import AcceleratorState, GradientState
+
+from fratrie.study import finetuning
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """Runs what is meant for other processes here, where nothing has to be imported again."""
+
+    @contextmanager
+    def open_workers(number, prepare, *arguments):
+        prepare(*arguments)
+        yield Here()
+
+    class Here:
+        def results(self, function, calls, look):
+            for key, arguments in calls.items():
+                yield key, function(*arguments)
+                look()
+
+    AcceleratorState._reset_state(True)
+    monkeypatch.setattr(finetuning, "open_workers", open_workers)
+    yield
+    AcceleratorState._reset_state(True)
+    GradientState._reset_state()
