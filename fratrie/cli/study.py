@@ -57,7 +57,7 @@ _PACKAGES = ("fratrie", "torch", "transformers", "scikit-learn", "numpy", "clean
 
 
 @dataclass(kw_only=True)
-class StudyOptions(StudyDataOptions, ProtocolOptions):
+class StudyOptions(StudyDataOptions):
     """What is studied, and where the study is written."""
 
     output_dir: str = field(metadata={"help": "Folder of the report and of all else that the study makes."})
@@ -72,51 +72,51 @@ class StudyOptions(StudyDataOptions, ProtocolOptions):
 
 def main() -> None:
     """Read, take all steps, write the report."""
-    (options,) = read_options(__doc__, StudyOptions)
+    options, protocol = read_options(__doc__, StudyOptions, ProtocolOptions)
     logging.basicConfig(format="%(message)s")
     logging.getLogger("fratrie").setLevel(logging.INFO)
     folder = Path(options.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     with held(folder), without_bars():
         sweep(folder)
-        _study(options, folder)
+        _study(options, protocol, folder)
 
 
-def _study(options: StudyOptions, folder: Path) -> None:
-    parts = read_study(options, options.seed)
+def _study(options: StudyOptions, protocol: ProtocolOptions, folder: Path) -> None:
+    parts = read_study(options, protocol.seed)
     train, test = (Sentences.from_dataset(parts[name]) for name in ("train", "test"))
     data = StudyData(train, test, task_of(parts["train"].features))
-    _check_packages(options)
+    _check_packages(protocol)
     if options.overwrite_output_dir:
         _remove(folder, STEPS, MODELS)
     encoder = _encoder(options, folder)
-    journal = Journal(folder / STEPS, _origin(options, data, encoder))
+    journal = Journal(folder / STEPS, _origin(options, protocol, data, encoder))
     progress = Progress(options.disable_progress)
-    study = Study(data, options, encoder, folder / MODELS, journal, progress, options.max_length)
+    study = Study(data, protocol, encoder, folder / MODELS, journal, progress, options.max_length)
     found = study.run()
     found["agreement"] = _agreement(options, data, parts)
     results = {
-        "study": _facts(options, data, encoder, journal),
+        "study": _facts(options, protocol, encoder, journal),
         "data": _facts_of_data(options, data, load_tokenizer(encoder)),
         **found,
         "published": PUBLISHED if options.train_file is None else None,
     }
     if found["finetuned"]:
         for seed in study.seeds:
-            write_model_card(_card(options, results, seed), folder / MODELS / f"seed{seed}")
+            write_model_card(_card(options, protocol, results, seed), folder / MODELS / f"seed{seed}")
     write_json(folder / RESULTS, results)
     _remove(folder, "tables", "figures")  # of parts that are left out now
     write_report(results, folder)
     print(f"{folder / 'report.html'} tells what was found")
 
 
-def _check_packages(options: StudyOptions) -> None:
+def _check_packages(protocol: ProtocolOptions) -> None:
     """Tell what is missing before the work, and not in the middle of it."""
     for part, package, purpose in (
         ("errors", "cleanlab", "the search for mistakes of labels"),
         ("words", "captum", "the search for words that speak for a label"),
     ):
-        if part not in options.leave_out and "finetuning" not in options.leave_out:
+        if not {part, "finetuning"} & set(protocol.leave_out):
             check_package(package, f"{purpose} (or --leave_out {part})")
 
 
@@ -149,14 +149,16 @@ def _encoder(options: StudyOptions, folder: Path) -> Path:
     return folder / ENCODER
 
 
-def _origin(options: StudyOptions, data: StudyData, encoder: Path) -> dict[str, Any]:
+def _origin(options: StudyOptions, protocol: ProtocolOptions, data: StudyData, encoder: Path) -> dict[str, Any]:
     """What every step follows from; what else a step depends on stands in its name."""
     sentences = [[part.texts, part.labels.tolist(), part.groups] for part in (data.train, data.test)]
     return {
         "data": digest_of([sentences, asdict(data.task)]),
         "model": digest_of(fingerprint_files([str(encoder)])),
         "versions": _versions(("fratrie", "torch", "transformers", "scikit-learn")),
-        **{name: getattr(options, name) for name in ("seed", "folds", "max_length")},
+        "max_length": options.max_length,
+        "seed": protocol.seed,
+        "folds": protocol.folds,
     }
 
 
@@ -168,15 +170,15 @@ def _versions(packages: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def _facts(options: StudyOptions, data: StudyData, encoder: Path, journal: Journal) -> dict[str, Any]:
+def _facts(options: StudyOptions, protocol: ProtocolOptions, encoder: Path, journal: Journal) -> dict[str, Any]:
     config = as_ours(load_config(encoder))
     with torch.device("meta"):
         model = AutoModel.from_config(config)
     return {
         "title": options.title,
         "command": launch_command(),
-        "seed": options.seed,
-        "folds": options.folds,
+        "seed": protocol.seed,
+        "folds": protocol.folds,
         "seconds": journal.seconds(),
         "hardware": describe_hardware(),
         "versions": _versions(_PACKAGES),
@@ -186,7 +188,7 @@ def _facts(options: StudyOptions, data: StudyData, encoder: Path, journal: Journ
     }
 
 
-def _card(options: StudyOptions, results: dict[str, Any], seed: int) -> CardFacts:
+def _card(options: StudyOptions, protocol: ProtocolOptions, results: dict[str, Any], seed: int) -> CardFacts:
     study, data, calibration = (results[name] for name in ("study", "data", "calibration"))
     labels = ", ".join(map(markdown_code, data["labels"]))
     scores = results["finetuned"]["test"]
@@ -204,7 +206,7 @@ def _card(options: StudyOptions, results: dict[str, Any], seed: int) -> CardFact
         data=f"{markdown_code(data['source'])}: {data['parts']['train']['sentences']} train and "
         f"{data['parts']['test']['sentences']} test texts.",
         tables=classification_tables({"test": scores}),
-        arguments=asdict(options) | {"chosen": chosen},
+        arguments=asdict(options) | asdict(protocol) | {"chosen": chosen},
         seconds=sum(seconds for step, seconds in study["seconds"].items() if step.startswith("models")),
         limits=limits,
         language="fr" if data["shipped"] else None,
