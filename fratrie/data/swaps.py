@@ -5,6 +5,7 @@ and a rare label gets the contexts of a frequent one (counterfactual augmentatio
 """
 
 import json
+import logging
 import random
 import re
 import unicodedata
@@ -16,6 +17,8 @@ from datasets import Dataset, concatenate_datasets
 
 from fratrie.data.annotation import excerpt
 from fratrie.data.text_files import existing_file
+
+logger = logging.getLogger(__name__)
 
 Group = Mapping[str, Sequence[str]]
 
@@ -129,6 +132,7 @@ def add_swapped(train: Dataset, lexicon: Lexicon, seed: int = 0) -> Dataset:
             copies.append({**row, "text": text, "labels": sorted(map(names.index, labels))})
     if not copies:
         raise ValueError("no text holds a phrase of the lexicon that stands for one of its labels")
+    logger.info("%d swapped copies are learnt too, such as %s", len(copies), excerpt(copies[0]["text"], 60))
     return concatenate_datasets([rows, Dataset.from_list(copies, features=rows.features)])
 
 
