@@ -115,8 +115,8 @@ class ClassifierOptions:
     swap_words: str | None = field(
         default=None,
         metadata={
-            "help": "JSON file {group: {label: [phrase, …]}}: a copy of each training text is learnt too in which a "
-            "label's phrase stands in the place of another's of its group (several labels)."
+            "help": "JSON file {group: {label: [phrase, …]}}: an epoch has each training text twice, once with a "
+            "label's phrase in the place of another's of its group, where it can be (several labels)."
         },
     )
     pooling: Literal["first", "mean", "last"] | None = field(

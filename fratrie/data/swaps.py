@@ -112,7 +112,9 @@ class Lexicon:
 
 
 def add_swapped(train: Dataset, lexicon: Lexicon, seed: int = 0) -> Dataset:
-    """Rows, and behind them a swapped copy of each that has a label to swap, spoken by the same respondent.
+    """Rows, and behind them all of them again, swapped where a label can be swapped.
+
+    Rows that cannot be swapped are repeated as they are, since they would weigh less than the others if they were not.
 
     Args:
         train: has `text`, `labels` (`List(ClassLabel)`) and perhaps `respondent`; other columns are left out.
@@ -123,17 +125,19 @@ def add_swapped(train: Dataset, lexicon: Lexicon, seed: int = 0) -> Dataset:
         ValueError: the lexicon names a label that the rows do not know, or no row can be swapped.
     """
     rows = train.select_columns([name for name in ("text", "labels", "respondent") if name in train.column_names])
-    names, draw, copies = rows.features["labels"].feature.names, random.Random(seed), []
+    names, draw = rows.features["labels"].feature.names, random.Random(seed)
     if unknown := sorted({label for group in lexicon.groups.values() for label in group} - set(names)):
         raise ValueError(f"the lexicon has the label {unknown[0]!r}, the texts have {' '.join(names)}")
-    for row in rows:
-        if swapped := lexicon.swap(row["text"], [names[i] for i in row["labels"]], draw):
-            text, labels = swapped
-            copies.append({**row, "text": text, "labels": sorted(map(names.index, labels))})
-    if not copies:
+    swaps = [lexicon.swap(row["text"], [names[i] for i in row["labels"]], draw) for row in rows]
+    found = [swap for swap in swaps if swap]
+    if not found:
         raise ValueError("no text holds a phrase of the lexicon that stands for one of its labels")
-    logger.info("%d swapped copies are learnt too, such as %s", len(copies), excerpt(copies[0]["text"], 60))
-    return concatenate_datasets([rows, Dataset.from_list(copies, features=rows.features)])
+    logger.info("learnt twice: %d texts, %d with swapped words: %s", len(rows), len(found), excerpt(found[0][0], 60))
+    again = [
+        row | {"text": swap[0], "labels": sorted(map(names.index, swap[1]))} if swap else row
+        for row, swap in zip(rows, swaps, strict=True)
+    ]
+    return concatenate_datasets([rows, Dataset.from_list(again, features=rows.features)])
 
 
 def _folded(text: str) -> str:

@@ -1,6 +1,5 @@
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -201,14 +200,14 @@ def test_balanced_weights_change_the_loss_and_are_saved_in_our_config(finetune, 
     assert config["classifier_pooling"] == "first"
 
 
-def test_swapped_copies_are_learnt_and_not_held_out(finetune, samples, tmp_path):
+def test_texts_are_learnt_with_swapped_words_and_not_held_out(finetune, samples, tmp_path):
     lexicon = tmp_path / "words.json"
     lexicon.write_text(json.dumps({"persons": {"m": ["ma mère"], "p": ["mon père"]}}))
     arguments = [*files(samples), "--model", samples / "bert", "--max_steps", 1, "--swap_words", lexicon]
     code, _, stderr, out = finetune(*arguments, "--validation_size", 0.5)
     assert code == 0, stderr
-    copies, card = int(re.search(r"(\d+) swapped copies", stderr)[1]), (out / "README.md").read_text()
-    assert 20 < copies < 60 and f"{60 + copies} train texts" in card and "60 validation texts" in card
+    card = (out / "README.md").read_text()
+    assert "learnt twice: 60 texts" in stderr and "120 train texts" in card and "60 validation texts" in card
 
 
 def test_parts_have_their_support_and_thresholds_their_names(finetune, samples, tmp_path):

@@ -16,7 +16,7 @@ from fratrie.data.swaps import Lexicon, add_swapped
 
 PERSONS = Path(fratrie.__file__).parent / "data" / "family_relations" / "persons.json"
 WOMEN = {"m": ["ma mère", "maman"], "s": ["ma sœur"], "t": ["ma belle-mère"]}
-GROUPS = {"women": WOMEN, "both": {"m": ["parents"], "p": ["parents"]}, "others": {"m": ["mère"]}}
+GROUPS = {"women": WOMEN, "both": {"m": ["parents"], "p": ["parents"]}, "others": {"m": ["mère"], "a": ["ma mère à tous"]}}
 LEXICON = Lexicon(GROUPS)
 FEATURES = Features({"text": Value("string"), "labels": List(ClassLabel(names=list(LABELS))), "code": Value("string")})
 
@@ -27,8 +27,9 @@ FEATURES = Features({"text": Value("string"), "labels": List(ClassLabel(names=li
         ("Ma mere, MAMAN !", "jm", {("Ma sœur, Ma sœur !", "js"), ("Ma belle-mère, Ma belle-mère !", "jt")}),
         ("maman et ma sœur", "ms", {("ma belle-mère et ma sœur", "st"), ("maman et ma belle-mère", "mt")}),
         ("ma mère", "j", {None}),  # named, but not spoken of
-        ("sa mère et ma mère", "m", {None}),  # two groups
-        ("mes parents", "mp", {None}),  # of two labels
+        ("ma mère et sa mère", "m", {None}),  # two groups
+        ("mes parents", "m", {None}),  # of two labels
+        ("ma mère à tous", "m", {None}),  # a longer phrase
         ("mes parents et ma sœur", "mps", {("mes parents et ma belle-mère", "mpt")}),
         ("mamans", "m", {None}),  # another word
     ],
@@ -53,16 +54,19 @@ def test_one_label_gives_way_to_one_and_other_words_stay(words, labels, seed):
         assert after == before if given_label.get(before) != old else after.lower() in WOMEN[new]
 
 
-def test_copies_stand_behind_the_rows_with_their_respondents():
+def test_all_rows_stand_there_again_with_their_respondents():
     corpus = load_family_relations()["train"].select(range(60))
     lexicon = Lexicon.read(PERSONS)
     made = add_swapped(corpus, lexicon, seed=3)
-    assert made["text"][:60] == corpus["text"][:] and made["labels"][:60] == corpus["labels"][:]
-    assert 20 < len(made) - 60 < 60 and made.column_names == ["text", "labels", "respondent"]
-    respondents = dict(zip(corpus["respondent"], corpus["labels"], strict=True))
-    assert set(made["respondent"]) == set(respondents)
-    again, other = (add_swapped(corpus, lexicon, seed)["text"][:] for seed in (3, 4))
-    assert again == made["text"][:] != other
+    assert made["respondent"][:] == corpus["respondent"][:] * 2
+    first, again = made.select(range(60)), made.select(range(60, 120))
+    assert first.to_dict() == corpus.remove_columns("code").to_dict()
+    changed, relabelled = (
+        [a[name] != b[name] for a, b in zip(first, again, strict=True)] for name in ("text", "labels")
+    )
+    assert 20 < sum(changed) < 50 and changed == relabelled
+    same, other = (add_swapped(corpus, lexicon, seed)["text"][:] for seed in (3, 4))
+    assert same == made["text"][:] != other
 
 
 def test_what_cannot_be_swapped_is_refused(tmp_path):
