@@ -16,8 +16,8 @@ from fratrie.data.swaps import Lexicon, add_swapped
 
 PERSONS = Path(fratrie.__file__).parent / "data" / "family_relations" / "persons.json"
 WOMEN = {"m": ["ma mère", "maman"], "s": ["ma sœur"], "t": ["ma belle-mère"]}
-GROUPS = {"women": WOMEN, "both": {"m": ["parents"], "p": ["parents"]}, "others": {"m": ["mère"], "a": ["ma mère à tous"]}}
-LEXICON = Lexicon(GROUPS)
+OTHERS = {"m": ["mère"], "a": ["ma mère à tous"]}
+LEXICON = Lexicon({"women": WOMEN, "both": {"m": ["parents"], "p": ["parents"]}, "others": OTHERS})
 FEATURES = Features({"text": Value("string"), "labels": List(ClassLabel(names=list(LABELS))), "code": Value("string")})
 
 
