@@ -1,7 +1,7 @@
 """How to fine-tune a pretrained encoder on the family-relations corpus: chosen on train, then scored on test.
 
 `--step choose` compares settings by cross-validation over the respondents of the training part alone; `--step score`
-fine-tunes the chosen setting on all of it with several seeds and prints their mean F1 on the test part beside the best
+fine-tunes one setting on all of it with several seeds and prints their mean F1 on the test part beside the best
 classical baseline, with bootstrap intervals over respondents. Both train by the command line of scripts/finetune.py.
 Example: python benchmarks/family_relations.py --step score --model runs/demo/pretrained
 """
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from sklearn.model_selection import GroupKFold
 from transformers import HfArgumentParser
 
+import fratrie
 from fratrie.cli.running import run
 from fratrie.data.annotation import LABELS
 from fratrie.data.corpus import load_family_relations
@@ -34,6 +35,7 @@ from fratrie.training.options import PRETRAINED_ENCODER
 from fratrie.training.scoring import predict_logits
 from fratrie.training.tasks import targets_of
 
+PERSONS = Path(fratrie.__file__).parent / "data" / "family_relations" / "persons.json"
 # What else there is to choose from, as changes of the chosen setting.
 SETTINGS: dict[str, dict[str, Any]] = {
     "chosen": {},
@@ -46,6 +48,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fifteen_epochs": {"num_train_epochs": 15},
     "first_token": {"pooling": "first"},
     "balanced": {"class_weights": "balanced"},
+    "swapped": {"swap_words": PERSONS, "num_train_epochs": 5},  # each of which has every sentence twice
 }
 
 
@@ -55,11 +58,12 @@ class Options:
 
     model: str = field(metadata={"help": "Folder of the pretrained encoder, with its tokenizer."})
     step: Literal["choose", "score"] = field(
-        default="choose", metadata={"help": "Compare settings on train, or score the chosen one on test."}
+        default="choose", metadata={"help": "Compare settings on train, or score one on test."}
     )
     settings: list[str] = field(
         default_factory=lambda: list(SETTINGS), metadata={"help": "Settings to compare, by name."}
     )
+    scored: str = field(default="chosen", metadata={"help": "Setting to score on test, by name."})
     folds: int = field(default=3, metadata={"help": "Folds of the cross-validation."})
     seeds: int = field(default=3, metadata={"help": "Runs on the whole training part, with the seeds 1, 2, …"})
     output_dir: str = field(default="runs/family_relations", metadata={"help": "Folder for the runs."})
@@ -68,7 +72,7 @@ class Options:
 def main() -> None:
     """Compare or score."""
     (options,) = HfArgumentParser(Options, description=__doc__).parse_args_into_dataclasses()
-    if unknown := [name for name in options.settings if name not in SETTINGS]:
+    if unknown := [name for name in [*options.settings, options.scored] if name not in SETTINGS]:
         raise ValueError(f"settings {', '.join(unknown)} are not among {', '.join(SETTINGS)}")
     corpus = load_family_relations()
     if options.step == "choose":
@@ -138,11 +142,11 @@ def decisions(folder: Path, rows: Dataset) -> NDArray[np.int64]:
 
 
 def score(options: Options, train: Dataset, test: Dataset) -> None:
-    """Print the F1 of the chosen setting on test, the mean over seeds, beside the best baseline."""
+    """Print the F1 of a setting on test, the mean over seeds, beside the best baseline."""
     predictions = []
     for seed in range(1, options.seeds + 1):
-        folder = Path(options.output_dir) / f"seed{seed}"
-        finetune(options.model, folder, PRETRAINED_ENCODER, None, seed)
+        folder = Path(options.output_dir) / f"{options.scored}-seed{seed}"
+        finetune(options.model, folder, PRETRAINED_ENCODER | SETTINGS[options.scored], None, seed)
         predictions.append(decisions(folder, test))
         scores = multilabel_scores(predictions[-1], targets_of(test), LABELS)
         print(f"seed {seed}: macro-F1 {scores['macro_f1']:.3f}, micro-F1 {scores['micro_f1']:.3f}", flush=True)

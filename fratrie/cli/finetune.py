@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from fratrie.checkpoints import CONFIG, MOST_COUNTED, read_json
+from fratrie.data.swaps import Lexicon, add_swapped
 from fratrie.export import require_own_class
 from fratrie.files import write_json
 from fratrie.training.batches import Collator
@@ -109,6 +110,13 @@ class ClassifierOptions:
     )
     class_weights: Literal["none", "balanced"] = field(
         default="none", metadata={"help": "`balanced` weighs labels in the loss by their rarity in train."}
+    )
+    swap_words: str | None = field(
+        default=None,
+        metadata={
+            "help": "JSON file {group: {label: [phrase, …]}}: an epoch has each training text twice, once with a "
+            "label's phrase in the place of another's of its group, where it can be (several labels)."
+        },
     )
     pooling: Literal["first", "mean", "last"] | None = field(
         default=None, metadata={"help": "Token(s) that stand for the sentence; by default as the config says."}
@@ -286,10 +294,12 @@ def _prepare(
     parts = load_parts(data, options.seed)
     check_every_label_occurs(parts["train"], choices.allow_missing_labels)
     task = task_of(parts["train"].features)
-    for name in ("tune_thresholds", "label_thresholds"):
+    for name in ("tune_thresholds", "label_thresholds", "swap_words"):
         if getattr(choices, name) and task.problem_type != MULTI_LABEL:
             raise ValueError(f"--{name} is for several labels per text, but the task is {task.problem_type}")
     thresholds = choices.label_thresholds and thresholds_by_name(choices.label_thresholds, task.labels)
+    if choices.swap_words:
+        parts["train"] = add_swapped(parts["train"], Lexicon.read(choices.swap_words), options.seed)
     options.choose_metric(task.problem_type)
     set_seed(options.seed)
     model, tokenizer = _build(choices, parts, data.max_length)

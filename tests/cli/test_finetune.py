@@ -201,6 +201,16 @@ def test_balanced_weights_change_the_loss_and_are_saved_in_our_config(finetune, 
     assert config["classifier_pooling"] == "first"
 
 
+def test_texts_are_learnt_with_swapped_words_and_not_held_out(finetune, samples, tmp_path):
+    lexicon = tmp_path / "words.json"
+    lexicon.write_text(json.dumps({"persons": {"m": ["ma mère"], "p": ["mon père"]}}))
+    arguments = [*files(samples), "--model", samples / "bert", "--max_steps", 1, "--swap_words", lexicon]
+    code, _, stderr, out = finetune(*arguments, "--validation_size", 0.5)
+    assert code == 0, stderr
+    card = (out / "README.md").read_text()
+    assert "learnt twice: 60 texts" in stderr and "120 train texts" in card and "60 validation texts" in card
+
+
 def test_parts_have_their_support_and_thresholds_their_names(finetune, samples, tmp_path):
     """Each part's support is its own; the card tells no folder of this machine."""
     given = ["--label_thresholds", '{"m": 0, "p": 1}', "--trainable_layers", 0, "--max_steps", 1]
@@ -242,6 +252,7 @@ def test_without_validation_the_last_model_is_kept(finetune, samples):
         (["--model", "{s}/bert", "--max_length", "100"], "max_length=100: the model takes 1 to 48 tokens"),
         (["--model", "{s}/bert", "--tune_thresholds", "--validation_size", "0"], "needs a validation part"),
         (["--model", "{s}/bert", "--label_thresholds", '{{"q": 0.5}}'], "threshold for the unknown label 'q'"),
+        (["--model", "{s}/bert", "--swap_words", "{s}/train.jsonl"], "train.jsonl is no lexicon"),
         (["--model", "{s}/bert", "--label_thresholds", "1", "--tune_thresholds"], "leave one of them out"),
         (["--model", "{s}/bert", "--test_file", "{s}/test.jsonl"], "a test file without a train file"),
         (["--model", "{s}/bert", "--learning_rat", "1"], "learning_rat"),
