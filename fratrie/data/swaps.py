@@ -108,7 +108,8 @@ class Lexicon:
         if len({mention.group for mention in own}) != 1 or any(starts.count(mention.start) > 1 for mention in own):
             return []
         group = self.groups[own[0].group]
-        return [(label, phrase) for label in group if label not in labels for phrase in group[label]]
+        others = [(label, phrase) for label in group if label not in labels for phrase in group[label]]
+        return [(label, phrase) for label, phrase in others if self.places[_folded(phrase)][1] == {label}]
 
 
 def add_swapped(train: Dataset, lexicon: Lexicon, seed: int = 0) -> Dataset:

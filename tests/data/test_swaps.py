@@ -16,8 +16,9 @@ from fratrie.data.swaps import Lexicon, add_swapped
 
 PERSONS = Path(fratrie.__file__).parent / "data" / "family_relations" / "persons.json"
 WOMEN = {"m": ["ma mère", "maman"], "s": ["ma sœur"], "t": ["ma belle-mère"]}
+BOTH = {"m": ["parents"], "p": ["parents", "père"], "f": ["frère"]}
 OTHERS = {"m": ["mère"], "a": ["ma mère à tous"]}
-LEXICON = Lexicon({"women": WOMEN, "both": {"m": ["parents"], "p": ["parents"]}, "others": OTHERS})
+LEXICON = Lexicon({"women": WOMEN, "both": BOTH, "others": OTHERS})
 FEATURES = Features({"text": Value("string"), "labels": List(ClassLabel(names=list(LABELS))), "code": Value("string")})
 
 
@@ -29,6 +30,7 @@ FEATURES = Features({"text": Value("string"), "labels": List(ClassLabel(names=li
         ("ma mère", "j", {None}),  # named, but not spoken of
         ("ma mère et sa mère", "m", {None}),  # two groups
         ("mes parents", "m", {None}),  # of two labels
+        ("mon frère", "f", {("mon père", "p")}),  # and none of two labels
         ("ma mère à tous", "m", {None}),  # a longer phrase
         ("mes parents et ma sœur", "mps", {("mes parents et ma belle-mère", "mpt")}),
         ("mamans", "m", {None}),  # another word
