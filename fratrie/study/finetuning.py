@@ -40,7 +40,7 @@ from .workers import Workers, number_of_workers, open_workers
 
 Key = TypeVar("Key", bound=Hashable)
 Logits = NDArray[np.float32]
-Known = Mapping[Key, tuple[Logits, float]]
+Known = Callable[[Key], tuple[Logits, float] | None]
 Keep = Callable[[Key, Logits, float], object]
 Progress = Callable[[float, float], object]
 
@@ -73,7 +73,7 @@ class Recipe:
     Depths are compared in short trainings, since that is most of the work; the best one is then trained longer too.
 
     Attributes:
-        depths: to try, of those that the encoder has; all of its layers are tried too.
+        depths: to try; more layers than the encoder has stand for all of them.
         learning_rate: at which depths are compared, of the top layer.
         head_learning_rate: of a head above trained layers.
         lone_head_learning_rate: at which a head is trained alone.
@@ -106,7 +106,7 @@ class Recipe:
 
     def stages(self, layers: int) -> list[Callable[[Setting], list[Setting]]]:
         """What to try one after the other, each stage around the best setting so far."""
-        depths = sorted({depth for depth in self.depths if depth < layers} | {layers})
+        depths = sorted({min(depth, layers) for depth in self.depths})
         return [
             lambda _: [self.first_setting(depth) for depth in depths],
             lambda best: [replace(best, learning_rate=best.learning_rate * factor) for factor in self.rate_factors],
@@ -138,7 +138,7 @@ def search(
         recipe: what to try.
         seed: of weights, order and dropout; fold k has `seed + k`.
         workers: processes side by side; by default as many as cores and memory allow. They change no number.
-        known: logits and seconds that were found before, by `(depth, learning rate, epochs, fold)`.
+        known: gives logits and seconds that were found before, by `(depth, learning rate, epochs, fold)`.
         keep: called with this key, logits and seconds of each fold when it is found.
         progress: called with the work done and the work in all, about once a second. What later stages will cost is
             estimated until the depth is known.
@@ -157,7 +157,7 @@ def search(
     stages = recipe.stages(corpus.layers)
     with _open_trainers(corpus, workers, progress) as trainers:
         for number, propose in enumerate(stages):
-            settings = [setting for setting in propose(best) if setting not in logits_of]
+            settings = [setting for setting in dict.fromkeys(propose(best)) if setting not in logits_of]
             runs = {
                 (*_values(setting), fold): _Run(setting, learnt, held_out, seed + fold)
                 for setting in settings
@@ -165,7 +165,7 @@ def search(
             }
             later = [setting for propose_later in stages[number + 1 :] for setting in propose_later(best)]
             trainers.expect(sum(_cost(setting, len(learnt)) for setting in later for learnt, _ in folds))
-            found = trainers.predict(runs, known or {}, keep)
+            found = trainers.predict(runs, known, keep)
             for setting in settings:
                 pieces = [found[*_values(setting), fold] for fold in range(len(folds))]
                 logits_of[setting] = _in_order(folds, [logits for logits, _ in pieces])
@@ -184,6 +184,8 @@ def finetune(
     recipe: Recipe = Recipe(),
     *,
     workers: int | None = None,
+    known: Known[int] | None = None,
+    keep: Keep[int] | None = None,
     progress: Progress | None = None,
 ) -> Logits:
     """Train models of one setting on all of train, side by side, and save each with its tokenizer.
@@ -195,6 +197,8 @@ def finetune(
         folders: of the models, by seed.
         recipe: what stays the same.
         workers, progress: as for `search`.
+        known: gives logits and seconds that were found before, by the seed, of models that lie in their folders.
+        keep: called with the seed, logits and seconds of each model when it is saved.
 
     Returns:
         Logits of test, by the models in the order of `folders`. Shape: (S, N, L)
@@ -202,7 +206,7 @@ def finetune(
     learnt, unseen = _parts(data)
     runs = {seed: _Run(setting, learnt, unseen, seed, folder) for seed, folder in folders.items()}
     with _open_trainers(_read(data, encoder, recipe, with_test=True), workers, progress) as trainers:
-        found = trainers.predict(runs)
+        found = trainers.predict(runs, known, keep)
     return np.stack([found[seed][0] for seed in folders])
 
 
@@ -225,7 +229,7 @@ def finetuned_logits(
         data, encoder, setting, recipe, workers, progress: as for `finetune`.
         subsets: rows of train to learn; a list of them for each model.
         seed: of the first model; that of the next is one more.
-        known: logits and seconds that were found before, by the place in `subsets`.
+        known: gives logits and seconds that were found before, by the place in `subsets`.
         keep: called with this place, logits and seconds of each model when it is found.
 
     Returns:
@@ -234,7 +238,7 @@ def finetuned_logits(
     unseen = _parts(data)[1]
     runs = {place: _Run(setting, rows, unseen, seed + place) for place, rows in enumerate(subsets)}
     with _open_trainers(_read(data, encoder, recipe, with_test=True), workers, progress) as trainers:
-        found = trainers.predict(runs, known or {}, keep)
+        found = trainers.predict(runs, known, keep)
     return np.stack([found[place][0] for place in runs])
 
 
@@ -330,7 +334,7 @@ class _Trainers:
         self, runs: Mapping[Key, _Run], known: Known[Key] | None = None, keep: Keep[Key] | None = None
     ) -> dict[Key, tuple[Logits, float]]:
         """Logits and seconds of all runs, by key."""
-        found = {key: known[key] for key in runs if key in known} if known else {}
+        found = {key: done for key in runs if (done := known(key))} if known else {}
         missing = {key: run for key, run in runs.items() if key not in found}
         self.planned += sum(run.cost() for run in missing.values())
         # The longest first: so no process is alone with one at the end.

@@ -67,40 +67,47 @@ def _all(chosen: Sequence[int], rows_of: Sequence[Rows]) -> Rows:
     return np.concatenate([np.empty(0, dtype=np.int64), *(rows_of[group] for group in chosen)])
 
 
+def best_classical(classical: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> tuple[str, str]:
+    """Method and features that did best in cross-validation, of what `score_classical` has found."""
+    scores = {
+        (method, name): one["cross_validated_macro_f1"] for method, by in classical.items() for name, one in by.items()
+    }
+    return max(scores, key=lambda pair: scores[pair])
+
+
 def classical_curve(
     data: StudyData,
-    classical: Mapping[str, Mapping[str, Mapping[str, Any]]],
+    method: str,
+    features: str,
+    parameters: Mapping[str, Any],
     parts: Sequence[Sequence[Rows]],
     encoder: str | os.PathLike[str],
     seed: int = 0,
     jobs: int = 1,
-) -> dict[str, list[list[float]]]:
-    """Macro-F1 on test of the classical method that did best in cross-validation, its parameters kept.
+) -> list[list[float]]:
+    """Macro-F1 on test of a classical method, its parameters kept, for each draw of each size.
 
     Args:
         data: train and test.
-        classical: what `score_classical` has found.
+        method: a key of `CLASSICAL_METHODS`.
+        features: that it reads.
+        parameters: of its classifier.
         parts: what `subsets` gives.
         encoder: folder of the pretrained encoder, for a method on its pooled states.
         seed, jobs: as `score_classical`.
-
-    Returns:
-        By its name, the macro-F1 of each draw of each size.
     """
-    found = {(method, features): one for method, by in classical.items() for features, one in by.items()}
-    method, features = max(found, key=lambda pair: found[pair]["cross_validated_macro_f1"])
     learnt, unseen = map(as_array, inputs_of(features, data, encoder))
 
     def score(rows: Rows) -> float:
         fitted = fit(
             CLASSICAL_METHODS[method],
-            found[method, features]["parameters"],
+            parameters,
             learnt[rows],
             data.train.labels[rows],
             single_label=data.task.problem_type == SINGLE_LABEL,
             seed=seed,
             jobs=jobs,
         )
-        return multilabel_scores(fitted.predict(unseen), data.test.labels)["macro_f1"]
+        return multilabel_scores(fitted.predict(unseen), data.test.labels)["present_macro_f1"]
 
-    return {f"{method} {features}": [[score(rows) for rows in draws] for draws in parts]}
+    return [[score(rows) for rows in draws] for draws in parts]

@@ -22,7 +22,7 @@ class ProtocolOptions:
     )
     depths: list[int] = field(
         default_factory=lambda: [0, 1, 2, 3, 6, 12],
-        metadata={"help": "Numbers of trained layers to choose from, from the top; those that the encoder has count."},
+        metadata={"help": "Numbers of trained layers to choose from, from the top; at most all of the encoder's."},
     )
     learning_rate: float = field(default=4e-4, metadata={"help": "Peak rate of the top layer, to compare depths at."})
     epochs: int = field(default=8, metadata={"help": "Passes over the sentences, to compare depths at."})

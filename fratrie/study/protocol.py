@@ -6,9 +6,8 @@ that models gave to sentences which they had not learnt. Test is labelled once, 
 Shapes: S seeds, N sentences, L labels.
 """
 
-import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fratrie.checkpoints import CONFIG, read_json
-from fratrie.files import write_json
+from fratrie.files import remove_folder, write_json
 from fratrie.training.classifiers import load_classifier
+from fratrie.training.fingerprint import digest_of, fingerprint_files
 from fratrie.training.metrics import MULTI_LABEL, multilabel_scores, probabilities
 
 from . import errors
@@ -26,12 +26,13 @@ from .calibration import calibrated, compare_calibration, learn_points, learn_th
 from .classical import score_classical
 from .data import StudyData, folds_of
 from .finetuning import Recipe, Setting, finetune, finetuned_logits, search
-from .journal import Journal
-from .learning_curve import Rows, classical_curve, subsets
+from .journal import Fits, Journal
+from .learning_curve import Rows, best_classical, classical_curve, subsets
 from .options import ProtocolOptions
 from .progress import Progress
 from .scores import compare_with_classical, decisions, score
 from .words import words_for_labels
+from .workers import number_of_cores
 
 Results = dict[str, Any]
 
@@ -112,10 +113,10 @@ class Study:
     @cached_property
     def search(self) -> dict[str, Any]:
         """What `fratrie.study.finetuning.search` found, its logits as lists."""
-        return self.journal.step("search", self._search)
+        return self.journal.step(f"search-{digest_of(asdict(self.recipe))[:8]}", self._search)
 
     def _search(self) -> dict[str, Any]:
-        known = self.journal.fits("fold")
+        fits = self.journal.fits("fold")
         found = search(
             self.data,
             self.encoder,
@@ -123,8 +124,8 @@ class Study:
             self.recipe,
             seed=self.options.seed,
             workers=self.options.processes,
-            known=known,
-            keep=known.keep,
+            known=fits.get,
+            keep=fits.keep,
             progress=self.progress.of("search"),
         )
         return found | {"out_of_fold_logits": found["out_of_fold_logits"].tolist()}
@@ -143,7 +144,7 @@ class Study:
     @property
     def jobs(self) -> int:
         """Labels that scikit-learn learns side by side."""
-        return self.options.processes or os.cpu_count() or 1
+        return self.options.processes or number_of_cores()
 
     @cached_property
     def seeds(self) -> list[int]:
@@ -152,17 +153,29 @@ class Study:
 
     @cached_property
     def raw_logits_SNL(self) -> NDArray[np.float64]:
-        """Logits of test before calibration, by the final models."""
-        folders = {seed: self.models / f"seed{seed}" for seed in self.seeds}
+        """Logits of test before calibration, by the final models, each of which is trained where it is not there."""
+        name = f"models-{self.setting_name}"
+        folders, fits = {seed: self.models / f"seed{seed}" for seed in self.seeds}, self.journal.fits(name)
+        for folder in set(self.models.glob("seed*")) - set(folders.values()):  # of another setting, perhaps
+            remove_folder(folder)
 
-        def find() -> list[Any]:
-            return finetune(
-                *(self.data, self.encoder, self.setting, folders, self.recipe),
-                workers=self.options.processes,
-                progress=self.progress.of("models"),
-            ).tolist()
+        def key(seed: int) -> tuple[int, str]:
+            weights = sorted(folders[seed].glob("*.safetensors"))
+            return seed, digest_of(fingerprint_files([*map(str, weights)]))[:8]
 
-        return np.array(self.journal.step(f"models-{self.setting_name}-{len(self.seeds)}", find))
+        logits_SNL = finetune(
+            *(self.data, self.encoder, self.setting, folders, self.recipe),
+            workers=self.options.processes,
+            known=lambda seed: fits.get(key(seed)),
+            keep=lambda seed, *found: fits.keep(key(seed), *found),
+            progress=self.progress.of("models"),
+        )
+        self._note_seconds(name, fits, map(key, self.seeds))
+        return logits_SNL.astype(np.float64)
+
+    def _note_seconds(self, name: str, fits: Fits, keys: Iterable[Any]) -> None:
+        """Of models that were fitted side by side, the time of all together."""
+        self.journal.seconds[name] = sum(found[1] for key in keys if (found := fits.get(key)))
 
     @cached_property
     def out_of_fold_logits_NL(self) -> NDArray[np.float64]:
@@ -194,7 +207,8 @@ class Study:
         return decisions(self.logits_SNL, self.data.task, self.thresholds)
 
     def _finetuned(self) -> Results:
-        for seed in self.seeds[: len(self.raw_logits_SNL)]:
+        predictions_SNL = self.predictions_SNL  # with which the models are there
+        for seed in self.seeds:
             _write_decisions(self.models / f"seed{seed}", self.points, self.thresholds)
         labels, test = self.data.task.labels, self.data.test
         uncalibrated_SNL = decisions(self.raw_logits_SNL, self.data.task)
@@ -206,10 +220,10 @@ class Study:
         }
         return {
             "seeds": self.seeds,
-            "test": score(self.predictions_SNL, test, labels),
-            "test_by_seed": [multilabel_scores(run, test.labels)["macro_f1"] for run in self.predictions_SNL],
+            "test": score(predictions_SNL, test, labels),
+            "test_by_seed": [multilabel_scores(run, test.labels)["present_macro_f1"] for run in predictions_SNL],
             "uncalibrated_test": score(uncalibrated_SNL, test, labels),
-            "comparison": compare_with_classical(self.predictions_SNL, baselines, test, labels) if baselines else None,
+            "comparison": compare_with_classical(predictions_SNL, baselines, test, labels) if baselines else None,
         }
 
     def _calibration(self) -> Results:
@@ -229,26 +243,29 @@ class Study:
     def _learning_curve(self) -> Results | None:
         """Of the best classical method and of fine-tuning, on draws of respondents and on all of train."""
         own, whole = self.options, len(self.data.train.texts)
-        sizes = [size for size in own.curve_sizes if size < whole]
+        sizes = sorted({size for size in own.curve_sizes if size < whole})
         if not sizes:
             return None
         parts = subsets(self.data.train, sizes, own.curve_draws, own.seed)
         name = "-".join(map(str, ("curve", *sizes, own.curve_draws)))
         methods: dict[str, list[list[float]]] = {}
         if "classical" not in own.leave_out:
-            methods |= self.journal.step(f"{name}-classical", lambda: self._classical_curve(parts))
+            method, features = best_classical(self.classical)
+            methods[f"{method} {features}"] = self.journal.step(
+                f"{name}-{method}-{features}", lambda: self._classical_curve(method, features, parts)
+            )
         if "finetuning" not in own.leave_out:
             methods["finetuned"] = self._finetuned_curve(f"{name}-{self.setting_name}", parts)
         return {"sizes": [*sizes, whole], "draws": own.curve_draws, "methods": methods}
 
-    def _classical_curve(self, parts: Sequence[Sequence[Rows]]) -> dict[str, list[list[float]]]:
-        found = classical_curve(
-            *(self.data, self.classical, parts, self.encoder), seed=self.options.seed, jobs=self.jobs
+    def _classical_curve(self, method: str, features: str, parts: Sequence[Sequence[Rows]]) -> list[list[float]]:
+        found = self.classical[method][features]
+        curve = classical_curve(
+            *(self.data, method, features, found["parameters"], parts, self.encoder),
+            seed=self.options.seed,
+            jobs=self.jobs,
         )
-        for name, scores in found.items():
-            method, features = name.split()
-            scores.append([self.classical[method][features]["test"]["macro_f1"]])
-        return found
+        return [*curve, [found["test"]["present_macro_f1"]]]
 
     def _finetuned_curve(self, name: str, parts: Sequence[Sequence[Rows]]) -> list[list[float]]:
         fits = self.journal.fits(name)
@@ -256,10 +273,11 @@ class Study:
             *(self.data, self.encoder, self.setting, [rows for draws in parts for rows in draws], self.recipe),
             seed=self.options.seed,
             workers=self.options.processes,
-            known=fits,
+            known=fits.get,
             keep=fits.keep,
             progress=self.progress.of("learning curve"),
         )
+        self._note_seconds(name, fits, range(len(logits_PNL)))
         scores = iter(self._macro_f1(logits_PNL))
         by_size = [[next(scores) for _ in draws] for draws in parts]
         return [*by_size, self._macro_f1(self.raw_logits_SNL)]
@@ -267,7 +285,7 @@ class Study:
     def _macro_f1(self, logits_SNL: NDArray[np.floating[Any]]) -> list[float]:
         """Of the decisions of each model at a probability of 0.5, on test."""
         runs = decisions(logits_SNL, self.data.task)
-        return [multilabel_scores(run, self.data.test.labels)["macro_f1"] for run in runs]
+        return [multilabel_scores(run, self.data.test.labels)["present_macro_f1"] for run in runs]
 
     def _errors(self) -> Results:
         """Of the first model on test, and doubtful labels of train, by the models that had not seen them."""
@@ -290,7 +308,8 @@ class Study:
             number = self.options.words_per_label
             return words_for_labels(model, tokenizer, self.data.test, task, values_NL, self.predictions_SNL[0], number)
 
-        return self.journal.step(f"words-{self.setting_name}-{self.options.words_per_label}", find)
+        own = self.options
+        return self.journal.step(f"words-{self.setting_name}-{own.calibration}-{own.words_per_label}", find)
 
 
 def _without_predictions(classical: dict[str, Any]) -> Results:

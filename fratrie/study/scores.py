@@ -27,10 +27,14 @@ def decisions(logits: NDArray[Any], task: Task, thresholds: Sequence[float] | No
 
 
 def score(predictions_SNL: NDArray[np.int64], test: Sentences, labels: Sequence[str]) -> Scores:
-    """Scores of several runs, averaged, with 95 % intervals over respondents: `f1_interval`, `macro_f1_interval`."""
+    """Scores of several runs, averaged, with 95 % intervals over respondents.
+
+    `f1_interval` is by label, `present_macro_f1_interval` that of the mean of the labels that test holds: a label
+    without an example has no F1, and the mean of a study leaves it out.
+    """
     scores = _mean([multilabel_scores(run, test.labels, labels) for run in predictions_SNL])
     by_label, macro = f1_intervals(predictions_SNL, test.labels, respondents(test), labels)
-    return scores | {"f1_interval": by_label, "macro_f1_interval": macro}
+    return scores | {"f1_interval": by_label, "present_macro_f1_interval": macro}
 
 
 def compare_with_classical(

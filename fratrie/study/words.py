@@ -106,10 +106,9 @@ def word_attributions(
         ValueError: captum is not installed, or a tokenizer that does not say where its tokens lie.
     """
     check_package("captum", "the search for words that speak for a label")
+    check_tokenizer(tokenizer)
     from captum.attr import IntegratedGradients
 
-    if not tokenizer.is_fast:
-        raise ValueError(f"{type(tokenizer).__name__} does not say where in a text its tokens lie: use a fast one")
     (row,) = encode([text], model, tokenizer)
     places = tokenizer(
         text,
@@ -139,6 +138,16 @@ def word_attributions(
     tolerance = _TOLERANCE * max(1, abs(difference))
     shares_1TD = _integrate(IntegratedGradients(log_odds), masked_1TD, read_1TD, tolerance)
     return _by_word(text, places["offset_mapping"], shares_1TD.float().sum(-1)[0].tolist())
+
+
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Check that words can be found from tokens.
+
+    Raises:
+        ValueError: a tokenizer that does not say where its tokens lie.
+    """
+    if not tokenizer.is_fast:
+        raise ValueError(f"{type(tokenizer).__name__} does not say where in a text its tokens lie: use a fast one")
 
 
 def _integrate(method: Any, start: torch.Tensor, end: torch.Tensor, tolerance: float) -> torch.Tensor:

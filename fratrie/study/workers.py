@@ -27,10 +27,14 @@ _ENVIRONMENT = {
 }
 
 
+def number_of_cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def number_of_workers(bytes_each: int) -> int:
     """As many as this process has cores and the free memory has room for, at least one."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cores, psutil.virtual_memory().available // bytes_each))
+    return max(1, min(number_of_cores(), psutil.virtual_memory().available // bytes_each))
 
 
 class Workers:

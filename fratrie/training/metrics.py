@@ -227,9 +227,10 @@ def _best_threshold(values: NDArray[np.float64], truth: NDArray[np.int64]) -> fl
         return 0.5
     distinct = np.unique(values)
     candidates = np.append((distinct[1:] + distinct[:-1]) / 2, (distinct[0] / 2, 0.5))
-    chosen = values[:, None] > candidates
-    true_positives = (chosen & (truth[:, None] == 1)).sum(0)
-    f1 = 2 * true_positives / (chosen.sum(0) + truth.sum())
+    order = np.argsort(values)
+    below = np.searchsorted(values[order], candidates, side="right")
+    true_positives = truth.sum() - np.append(0, truth[order].cumsum())[below]
+    f1 = 2 * true_positives / (len(values) - below + truth.sum())
     best = candidates[np.isclose(f1, f1.max())]
     return float(best[np.abs(best - 0.5).argmin()])
 

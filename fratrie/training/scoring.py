@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
 
-from fratrie.modeling.calibration import calibrate
+from fratrie.modeling.calibration import calibrate_all
 from fratrie.modeling.heads import SequenceClassifier
 from fratrie.pipelines.bulk import plan_batches
 
@@ -52,8 +52,9 @@ def predict_logits(
     collator = collator or DataCollatorWithPadding(tokenizer)
     values, _ = predict(model, accelerator, cast(Dataset, rows), collator, batches, progress)
     points = getattr(accelerator.unwrap_model(model).config, "label_calibration", None)
-    if points and not isinstance(accelerator.unwrap_model(model), SequenceClassifier):  # which calibrates by itself
-        values = calibrate(values, points)
+    # Ours calibrates by itself, also within an adapter.
+    if points and not any(isinstance(part, SequenceClassifier) for part in model.modules()):
+        values = calibrate_all(values, points)
     logits = values.numpy()
     if not np.isfinite(logits).all():
         row = int(np.argwhere(~np.isfinite(logits))[0][0])

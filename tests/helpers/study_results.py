@@ -91,7 +91,7 @@ def scores(draw, truth, labels, noise):
     found = multilabel_scores(predicted, truth, labels)
     return found | {
         "f1_interval": {label: around(draw, found["f1"][label]) for label in labels},
-        "macro_f1_interval": around(draw, found["macro_f1"]),
+        "present_macro_f1_interval": around(draw, found["present_macro_f1"]),
     }
 
 
@@ -119,7 +119,7 @@ def search(draw, labels):
 def finetuned(draw, truth, labels):
     test = scores(draw, truth, labels, 0.05)
     names = [*labels, "macro"]
-    f1 = [*test["f1"].values(), test["macro_f1"]]
+    f1 = [*test["f1"].values(), test["present_macro_f1"]]
     comparison = {
         name: {
             "f1": value,
@@ -134,7 +134,7 @@ def finetuned(draw, truth, labels):
     return {
         "seeds": [0, 1, 2],
         "test": test,
-        "test_by_seed": [test["macro_f1"] + shift for shift in (-0.0112, 0.0013, 0.0099)],
+        "test_by_seed": [test["present_macro_f1"] + shift for shift in (-0.0112, 0.0013, 0.0099)],
         "uncalibrated_test": scores(draw, truth, labels, 0.06),
         "comparison": comparison,
     }

@@ -93,3 +93,12 @@ def test_thresholds_are_tuned_where_that_wins_on_other_folds_alone():
     noise = np.random.default_rng(0).random((40, 2)) / 4 + np.where(truth == 1, 0.55, 0.2)
     assert f1_score(truth, noise > 0.5, average="macro") == 1
     assert calibration.learn_thresholds(noise, truth, folds) == [0.5, 0.5]
+
+
+def test_one_label_is_judged_by_its_own_f1():
+    """And not by the mean of that and the F1 of its absence, as scikit-learn takes one column for."""
+    generator = np.random.default_rng(0)
+    truth, noise = generator.integers(0, 2, (400, 1)), generator.uniform(0.3, 0.7, (400, 1))
+    folds = [(np.arange(200, 400), np.arange(200)), (np.arange(200), np.arange(200, 400))]
+    (threshold,) = calibration.learn_thresholds(noise, truth, folds)  # of the best F1: that which nearly all exceed
+    assert threshold < 0.4

@@ -170,8 +170,8 @@ def test_scores_every_method_on_words_and_on_states(encoder, single_label):
     assert told[-1] == (2, 2) and told == sorted(told)
     for features in ("words", "states"):
         result = found["linear_svc"][features]
-        low, high = result["test"]["macro_f1_interval"]
-        assert low <= result["test"]["macro_f1"] <= high
+        low, high = result["test"]["present_macro_f1_interval"]
+        assert low <= result["test"]["present_macro_f1"] <= high
         assert list(result["test"]["f1_interval"]) == data.task.labels
         assert np.shape(result["predictions"]) == data.test.labels.shape
     pipeline = make_pipeline(tfidf_features(), OneVsRestClassifier(LinearSVC(class_weight="balanced", random_state=0)))
@@ -186,4 +186,4 @@ def test_without_respondents_each_sentence_is_its_own(encoder):
     data = study_data()
     data = replace(data, train=replace(data.train, groups=None), test=replace(data.test, groups=None))
     found = score_classical(data, encoder, folds_of(data.train, 2, seed=0), ["linear_svc"])
-    assert found["linear_svc"]["words"]["test"]["macro_f1_interval"] is not None
+    assert found["linear_svc"]["words"]["test"]["present_macro_f1_interval"] is not None

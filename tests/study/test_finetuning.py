@@ -19,7 +19,7 @@ WORDS = ["mère", "père", "sœur", "frère", "tante", "oncle"]
 TEXTS = [f"ma {first} et mon {second}" for first in WORDS for second in WORDS if first != second]
 LABELS = ["femme", "homme"]
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
-RECIPE = Recipe(depths=(0, 2, 3), epochs=2, rate_factors=(2.0,), other_epochs=(), learning_rate=1e-2)
+RECIPE = Recipe(depths=(0, 2, 3), epochs=2, rate_factors=(2.0, 2.0), other_epochs=(), learning_rate=1e-2)
 WOMEN = np.array([sum(word in text for word in ("mère", "sœur", "tante")) for text in TEXTS])
 
 
@@ -86,7 +86,7 @@ def test_every_row_is_labelled_by_the_model_that_has_not_seen_it(found, data, fo
 def test_a_model_learns_the_rows_of_its_fold_alone(encoder, data, folds, in_this_process, monkeypatch):
     learnt = []
     monkeypatch.setattr(finetuning, "train", lambda model, options, accelerator, rows, *_, **__: learnt.append(rows))
-    search(data, encoder, folds, Recipe(depths=(), rate_factors=(), other_epochs=()))
+    search(data, encoder, folds, Recipe(depths=(5,), rate_factors=(), other_epochs=()))
     texts = load_tokenizer(encoder)(TEXTS)["input_ids"]
     expected = [[texts[index] for index in rows] for rows, _ in folds]
     assert [[row["input_ids"] for row in rows] for rows in learnt] == expected
@@ -113,7 +113,7 @@ def test_an_interrupted_search_goes_on_and_gives_the_same_numbers(found, encoder
     undisturbed, kept, _ = found
     known = {key: value for key, value in kept.items() if key[-1] == 0}
     again = {}
-    result = search(data, encoder, folds, RECIPE, known=known, keep=lambda key, *value: again.update({key: value}))
+    result = search(data, encoder, folds, RECIPE, known=known.get, keep=lambda key, *value: again.update({key: value}))
     assert again.keys() == kept.keys() - known.keys()
     for key, (logits, _) in again.items():
         np.testing.assert_array_equal(logits, kept[key][0])

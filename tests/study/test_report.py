@@ -104,7 +104,7 @@ def test_numbers_of_the_page_are_those_of_the_results(written, case):
         low, high = test["f1_interval"][label]
         figures = [f"{test[measure][label]:.3f}" for measure in ("precision", "recall", "f1")]
         assert row == [one_line(label), *figures, f"{low:.3f} to {high:.3f}", str(test["support"][label])]
-    assert [macro[3], micro[3]] == [f"{test['macro_f1']:.3f}", f"{test['micro_f1']:.3f}"]
+    assert [macro[3], micro[3]] == [f"{test['present_macro_f1']:.3f}", f"{test['micro_f1']:.3f}"]
     comparison = results["finetuned"]["comparison"].values()
     for row, found in zip(tables["table-comparison"][1:], comparison, strict=True):
         less, more = found["difference_interval"]
@@ -135,7 +135,7 @@ def test_the_table_of_methods_is_that_of_the_study_and_turns_for_many_labels(wri
         assert finetuned[1] == f"{results['finetuned']['test']['f1'][head[1]]:.2f}"
         words, states = (results["classical"]["logistic_regression"][name]["test"] for name in ("words", "states"))
         assert list(first[1:-2]) == [f"{words['f1'][label]:.2f} ({states['f1'][label]:.2f})" for label in head[1:-2]]
-        assert first[-2] == f"{words['macro_f1']:.2f} ({states['macro_f1']:.2f})"
+        assert first[-2] == f"{words['present_macro_f1']:.2f} ({states['present_macro_f1']:.2f})"
 
 
 def test_the_best_of_a_column_or_row_stands_out_as_shown():
@@ -252,7 +252,7 @@ def test_what_is_undefined_is_a_dash_and_no_failure(tmp_path):
     results["data"]["label_names"] = {}
     results["data"]["examples"] = []
     results["finetuned"] |= {"comparison": None, "seeds": [0], "test_by_seed": [0.9]}
-    results["finetuned"]["test"]["f1_interval"]["+"] = results["finetuned"]["test"]["macro_f1_interval"] = None
+    results["finetuned"]["test"]["f1_interval"]["+"] = results["finetuned"]["test"]["present_macro_f1_interval"] = None
     results["calibration"] |= {"method": "none", "thresholds": None, "temperatures": {}}
     results["agreement"] |= {"mean_kappa": None, "alpha": None, "alpha_interval": None}
     results["agreement"]["kappa"]["+"] = results["agreement"]["kappa_interval"]["+"] = None
@@ -271,10 +271,10 @@ def test_what_is_undefined_is_a_dash_and_no_failure(tmp_path):
 def test_the_summary_is_three_sentences_on_what_there_is():
     main = summary(CASES["the shipped labels"])
     test = CASES["the shipped labels"]["finetuned"]["test"]
-    assert len(main) == 3 and f"{test['macro_f1']:.3f}" in main[0] and "holds zero" in main[1]
+    assert len(main) == 3 and f"{test['present_macro_f1']:.3f}" in main[0] and "holds zero" in main[1]
     results = without("finetuned")
     best = max(
-        (found["cross_validated_macro_f1"], found["test"]["macro_f1"])
+        (found["cross_validated_macro_f1"], found["test"]["present_macro_f1"])
         for by_features in results["classical"].values()
         for found in by_features.values()
     )

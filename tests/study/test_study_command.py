@@ -11,7 +11,7 @@ from transformers import pipeline
 from fratrie import FratrieEncoderConfig, FratrieEncoderModel
 from fratrie.cli import study as command
 from fratrie.cli.running import run
-from fratrie.study import protocol
+from fratrie.study import finetuning
 from fratrie.tokenization import train_byte_level_bpe
 from fratrie.training.classifiers import load_classifier
 
@@ -60,6 +60,15 @@ def read(path):
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+def numbers(folder):
+    """What a study found, without what differs between two runs of it."""
+    results = read(folder / "results.json")
+    del results["study"]
+    for entry in (*results["search"]["tried"], results["search"]["chosen"]):
+        del entry["seconds"]
+    return results
+
+
 def test_from_a_table_to_a_report(folder, study, monkeypatch):
     given = ["--train_file", "a.csv", "--output_dir", "out", "--second_label_column", "second", "--seeds", "2", *SHORT]
     code, printed = study(*given)
@@ -73,7 +82,7 @@ def test_from_a_table_to_a_report(folder, study, monkeypatch):
     assert results["learning_curve"]["sizes"] == [9, 33]
     assert [len(scores) for scores in results["learning_curve"]["methods"]["finetuned"]] == [1, 2]
     page = (folder / "out" / "report.html").read_text(encoding="utf-8")
-    assert f"{results['finetuned']['test']['macro_f1']:.3f}" in page
+    assert f"{results['finetuned']['test']['present_macro_f1']:.3f}" in page
 
     # The models decide as the study did, also for Hugging Face's pipeline.
     model, tokenizer, _ = load_classifier(folder / "out" / "models" / "seed0")
@@ -83,10 +92,8 @@ def test_from_a_table_to_a_report(folder, study, monkeypatch):
     scores = {each["label"]: each["score"] for each in np.ravel(given_scores)}
     assert scores[confident["label"]] == pytest.approx(confident["probability"], abs=1e-3)
 
-    # Again: nothing is trained, and with more words little.
-    for name in ("search", "finetune", "finetuned_logits"):
-        monkeypatch.setattr(protocol, name, lambda *_, **__: pytest.fail("trained again"))
-    monkeypatch.setattr(protocol, "finetuned_logits", lambda *_, known, **__: np.stack([known[0][0]]))
+    # Again: nothing is trained.
+    monkeypatch.setattr(finetuning, "train", lambda *_, **__: pytest.fail("trained again"))
     code, printed = study(*given, "--leave_out", "words")
     assert code == 0, printed
     again = read(folder / "out" / "results.json")
@@ -103,16 +110,60 @@ def test_the_same_study_gives_the_same_numbers_and_parts_can_be_left_out(folder,
     for output in ("one", "two"):
         code, printed = study(*given, "--output_dir", output, "--calibration", "isotonic")
         assert code == 0, printed
-        found.append(read(folder / output / "results.json"))
-        del found[-1]["study"]
-        for entry in (*found[-1]["search"]["tried"], found[-1]["search"]["chosen"]):
-            del entry["seconds"]
+        found.append(numbers(folder / output))
     assert found[0] == found[1] and found[0]["learning_curve"] is found[0]["words"] is None
     code, printed = study(*given, "finetuning", "--output_dir", "one")
     assert code == 0, printed
     left = read(folder / "one" / "results.json")
     assert left["finetuned"] is left["search"] is left["calibration"] is None and left["classical"]
     assert not (folder / "one" / "figures" / "reliability.svg").exists()
+
+
+def test_other_options_are_not_answered_by_what_was_found_before(folder, study):
+    common = ["--train_file", "a.csv", *SHORT, "--seeds", "1", "--leave_out", "errors"]
+    others = ["--methods", "linear_svc", "kernel_svc", "--epochs", "3", "--calibration", "none", "--seeds", "2"]
+    weights, found = {}, {}
+    for name, output, words in (
+        *(("first", "one", []), ("others", "one", others), ("others anew", "two", others), ("first again", "one", [])),
+    ):
+        code, printed = study(*common, "--output_dir", output, *words)
+        assert code == 0, printed
+        found[name] = numbers(folder / output)
+        weights[name] = (folder / output / "models" / "seed0" / "model.safetensors").read_bytes()
+        assert len(list((folder / output / "models").iterdir())) == len(found[name]["finetuned"]["seeds"])
+    assert found["others"] == found["others anew"] and found["first"] == found["first again"] != found["others"]
+    assert weights["first"] == weights["first again"] != weights["others"] == weights["others anew"]
+
+
+def test_a_folder_of_others_is_left_alone(folder, study):
+    (folder / "out" / "tables").mkdir(parents=True)
+    (folder / "out" / "tables" / "mine.csv").write_text("mine")
+    for words in ([], ["--overwrite_output_dir", "true"]):
+        code, printed = study("--train_file", "a.csv", "--output_dir", "out", *SHORT, *words)
+        assert code == 2 and "out holds tables, but no study that could go on" in printed
+    assert [file.name for file in (folder / "out").rglob("*") if file.is_file()] == ["mine.csv"]
+
+
+def test_what_a_part_cannot_do_is_told_before_the_work(folder, study):
+    lines = [line for line in (folder / "a.csv").read_text("utf-8").splitlines() if ",w m," not in line]
+    (folder / "a.csv").write_text("\n".join(lines), encoding="utf-8")
+    one_label = [
+        "--train_file",
+        "a.csv",
+        "--output_dir",
+        "out",
+        *SHORT,
+        "--problem_type",
+        "single_label_classification",
+    ]
+    code, printed = study(*one_label, "--calibration", "isotonic")
+    assert code == 2 and "for one label take the temperature" in printed
+    (folder / "a.csv").write_text(
+        "\n".join([lines[0], *(f"{line.rsplit(',', 2)[0]},,r{i}" for i, line in enumerate(lines[1:]))])
+    )
+    code, printed = study(*one_label, "--second_label_column", "second")
+    assert code == 2 and "no sentence has labels of both annotators" in printed
+    assert not (folder / "out" / "steps").exists()
 
 
 @pytest.mark.parametrize(

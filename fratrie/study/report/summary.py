@@ -27,11 +27,11 @@ def _of_finetuned(results: Results, test: str) -> list[str]:
     seeds = f", the mean of {len(found['seeds'])} seeds" if len(found["seeds"]) > 1 else ""
     sentences = [
         f"On {test} the fine-tuned {results['study']['model']} reaches a macro-F1 of "
-        f"{found['test']['macro_f1']:.3f}{_ends(found['test'])}{seeds}."
+        f"{found['test']['present_macro_f1']:.3f}{_ends(found['test'])}{seeds}."
     ]
     if found.get("comparison") and "macro" in found["comparison"]:
         sentences.append(_beside(found["comparison"]["macro"]))
-    return [*sentences, _strong_and_weak(found["test"]["f1"])]
+    return [*sentences, _strong_and_weak(found["test"])]
 
 
 def _beside(macro: dict[str, Any]) -> str:
@@ -58,17 +58,18 @@ def _of_classical(results: Results, test: str) -> list[str]:
     return [
         f"The best of {len(tried)} classical methods in cross-validation is {_within(name)}, with a macro-F1 of "
         f"{score:.3f}.",
-        f"On {test} it reaches {scores['macro_f1']:.3f}{_ends(scores)}.",
-        _strong_and_weak(scores["f1"]),
+        f"On {test} it reaches {scores['present_macro_f1']:.3f}{_ends(scores)}.",
+        _strong_and_weak(scores),
     ]
 
 
 def _ends(scores: dict[str, Any]) -> str:
-    ends = scores.get("macro_f1_interval")
+    ends = scores.get("present_macro_f1_interval")
     return f" (95 % interval {ends[0]:.3f} to {ends[1]:.3f})" if ends else ""
 
 
-def _strong_and_weak(f1: dict[str, float]) -> str:
+def _strong_and_weak(scores: dict[str, Any]) -> str:
+    f1 = {label: value for label, value in scores["f1"].items() if scores["support"][label]}
     best, worst = max(f1, key=lambda label: f1[label]), min(f1, key=lambda label: f1[label])
     if best == worst:
         return f"Its F1 on {quoted(best)} is {f1[best]:.3f}."

@@ -8,6 +8,7 @@ from .names import FEATURES, method_name
 from .table import Cell, Column, Features, Interval, Table
 
 Results = Mapping[str, Any]
+MEANS = {"macro mean": "present_macro", "micro mean": "micro"}  # of the labels that test holds; of all decisions
 MEASURES = {"f1": "F1", "precision": "Precision", "recall": "Recall"}
 _NARROWEST = 6  # characters of a column of the table of methods
 _WIDEST = 90  # characters of its columns together; beyond, labels stand in the rows
@@ -63,10 +64,10 @@ def _methods(results: Results) -> Iterator[Table]:
         tested = {"finetuned": {"words": results["finetuned"]["test"]}} | tested
     data = results["data"]
     for measure, title in MEASURES.items() if tested else ():
-        columns = [*data["labels"], "macro mean", "micro mean"]
+        columns = [*data["labels"], *MEANS]
 
         def scores_of(test: Mapping[str, Any], measure: str = measure) -> list[float]:
-            means = [test[f"{mean}_{measure}"] for mean in ("macro", "micro")]
+            means = [test[f"{mean}_{measure}"] for mean in MEANS.values()]
             return [*(test[measure][label] for label in data["labels"]), *means]
 
         rows = {
@@ -113,8 +114,8 @@ def _classical(results: Results) -> Iterator[Table]:
             FEATURES.get(features, features),
             _setting(found["parameters"]),
             found["cross_validated_macro_f1"],
-            found["test"]["macro_f1"],
-            interval(found["test"].get("macro_f1_interval")),
+            found["test"]["present_macro_f1"],
+            interval(found["test"].get("present_macro_f1_interval")),
         ]
         for method, tried in results["classical"].items()
         for features, found in tried.items()
@@ -139,9 +140,10 @@ def _finetuned(results: Results) -> Iterator[Table]:
         [label, *(test[measure][label] for measure in order), interval(intervals.get(label)), test["support"][label]]
         for label in results["data"]["labels"]
     ]
-    ends = {"macro": interval(test.get("macro_f1_interval")), "micro": None}
     total = sum(test["support"].values())
-    rows += [[f"{m} mean", *(test[f"{m}_{measure}"] for measure in order), ends[m], total] for m in ends]
+    for title, mean in MEANS.items():
+        ends = interval(test.get(f"{mean}_f1_interval"))
+        rows.append([title, *(test[f"{mean}_{measure}"] for measure in order), ends, total])
     yield Table("scores", "Fine-tuned model on the test part", columns, rows)
     if comparison:
         yield _comparison(comparison)
