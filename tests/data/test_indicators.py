@@ -15,6 +15,7 @@ from fratrie.data.loading import load_labelled, load_values
 WAYS = [
     ("0", "1"), (0, 1), (0.0, 1.0), ("0,0", "1.00"), (False, True), ("False", "TRUE"), ("faux", "Vrai"), ("no", "yes"),
     ("NON", "oui "), ("", "x"), (None, "X"), ("", "1"), (float("nan"), 1.0), ("", "Oui"),
+    ("N", "Y"), ("Unchecked", "Checked"), ("Not selected", "Selected"), ("Non cité", "Cité"),
 ]  # fmt: skip
 
 
