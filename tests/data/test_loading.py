@@ -607,6 +607,14 @@ def test_a_value_is_a_finite_number(tmp_path, cell):
     assert load_values(make_rows(tmp_path / "b.jsonl", rows[:1]))["labels"][:] == [1.5]
 
 
+def test_values_with_decimal_commas(tmp_path):
+    path = tmp_path / "a.csv"
+    assert load_values(make(path, "text;labels\na;3,5\nb;2\nc;-1,25\n"))["labels"][:] == [3.5, 2, -1.25]
+    for wrong in ("1,234", "3,5\nc;2.5"):
+        make(path, f"text;labels\na;2\nb;{wrong}\n")
+        refused(path, "row 2: ", "expected a number in 'labels' for regression", load=load_values)
+
+
 def test_json_lines_under_the_name_json(tmp_path):
     path = make(tmp_path / "a.json", '{"text": "a", "labels": "x"}\n\n{"text": "b", "labels": "y"}\n')
     assert load_labelled(path)["text"][:] == ["a", "b"]
