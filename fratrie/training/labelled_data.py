@@ -142,7 +142,7 @@ def read_parts(options: CorpusOptions) -> DatasetDict:
 
 def tell_overlaps(parts: DatasetDict) -> None:
     """Log how large the parts are, and which texts of train stand in another part, too."""
-    for part in parts.keys() - {"train"}:
+    for part in (part for part in parts if part != "train"):
         tell_overlap(part, parts[part]["text"][:], parts["train"]["text"][:])
     logger.info("%s", ", ".join(f"{len(dataset):,} texts of {part}" for part, dataset in parts.items()))
 
