@@ -139,9 +139,9 @@ def _prepare_folder(path: str, overwrite: bool) -> None:
 
 
 def _remember(texts: Iterable[str], sample: list[str]) -> Iterator[str]:
-    """Passes the texts on and keeps the first ones, since a stream is read only once."""
+    """Passes the texts on and keeps the first ones that are not blank, since a stream is read only once."""
     for text in texts:
-        if len(sample) < SAMPLE:
+        if len(sample) < SAMPLE and text.strip():
             sample.append(text)
         yield text
 
@@ -158,7 +158,7 @@ def _train(texts: Iterable[str], arguments: TokenizerArguments) -> PreTrainedTok
 def _summary(tokenizer: PreTrainedTokenizerFast, sample: list[str], arguments: TokenizerArguments) -> str:
     encodings = tokenizer.backend_tokenizer.encode_batch(sample, add_special_tokens=False)
     tokens = sum(len(encoding.ids) for encoding in encodings)
-    words = max(1, sum(len(text.split()) for text in sample))
+    words = sum(len(text.split()) for text in sample)
     size = sum(len(text.encode()) for text in sample)
     unknown = Counter(
         text[start:end]
@@ -170,7 +170,7 @@ def _summary(tokenizer: PreTrainedTokenizerFast, sample: list[str], arguments: T
     return (
         f"{arguments.algorithm} tokenizer for the {arguments.sibling}, saved to {arguments.output_dir}\n"
         f"vocabulary: {len(tokenizer)} tokens, {len(tokenizer.all_special_tokens)} of them special\n"
-        f"first {len(sample)} text(s): {tokens / words:.2f} tokens per word, {size / max(1, tokens):.2f} bytes per token, "
+        f"first {len(sample)} text(s): {tokens / words:.2f} tokens per word, {size / tokens:.2f} bytes per token, "
         f"{unknown.total()} unknown{f' ({shown})' if unknown else ''}"
     )
 

@@ -15,7 +15,7 @@ from fratrie.data.repeats import tell_overlap
 from fratrie.data.text_files import UTF8, TextFormat
 
 from .metrics import MULTI_LABEL, REGRESSION, SINGLE_LABEL
-from .options import LabelOptions
+from .options import TABLES, LabelOptions
 from .tasks import Task, task_of
 
 logger = logging.getLogger(__name__)
@@ -30,10 +30,7 @@ class CorpusOptions(LabelOptions):
     dataset: Literal["family_relations"] = field(
         default="family_relations", metadata={"help": "The shipped corpus, learnt where no file is given."}
     )
-    train_file: str | None = field(
-        default=None,
-        metadata={"help": "Labelled texts: .txt (annotated), .csv, .tsv, .xlsx, .ods, .sav, .dta, .jsonl, .parquet."},
-    )
+    train_file: str | None = field(default=None, metadata={"help": f"Labelled texts: .txt (annotated), {TABLES}."})
     test_file: str | None = field(default=None, metadata={"help": "Scored once, at the end."})
     problem_type: AnyProblemType = field(
         default="auto",
