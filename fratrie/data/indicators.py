@@ -20,7 +20,8 @@ def read_indicators(columns: Mapping[str, Sequence[Any]], problems: Problems) ->
     """The labels that apply to each row.
 
     A column says 0 or 1, false or true, faux or vrai, no or yes, non or oui, or as survey tools do (`_PAIRS`), in any
-    case, or has an x where the label applies. An empty cell means no where crosses are made or no column ever says no; elsewhere it is a problem.
+    case, or has an x where the label applies. An empty cell means no where crosses are made or no column ever says
+    no; elsewhere it is a problem.
 
     Args:
         columns: the cells of each label, N of them.
