@@ -303,11 +303,13 @@ def _texts_and_speakers(
     """The columns `text` and, where the file names who speaks or it is asked for, `respondent`; and their features."""
     usual = [name for name in ("respondent", "group") if name in table.columns.keys() - {text_column, *label_columns}]
     name = group_column or next(iter(usual), None)
-    if len({text_column, *label_columns, name}) < 2 + len(label_columns):
+    named = {text_column, *label_columns, name}
+    if len(named) < 2 + len(label_columns):
         label_column = label_columns[0] if len(label_columns) == 1 else list(label_columns)
         shown = f"text_column={text_column!r}, label_column={label_column!r}, group_column={name!r}"
         raise ValueError(f"{table.path}: {shown}: texts, labels and speakers need a column each")
-    if unread := [excerpt(other) for other in table.columns if other not in {text_column, *label_columns, name}]:
+    unread = [excerpt(other) for other in table.columns if other not in named]
+    if unread and named - {None} <= table.columns.keys():
         logger.info("%s: columns that are not read: %s", table.path, ", ".join(first_of(unread)))
     columns = {"text": table.column(text_column, "text_column")}
     features: dict[str, Any] = {"text": Value("string")}
