@@ -21,7 +21,7 @@ from fratrie.training.encoding import encode
 from fratrie.training.labelled_data import read_labelled, refuse_options_of_files
 from fratrie.training.launch import open_inference
 from fratrie.training.metrics import scores_table
-from fratrie.training.options import InferenceOptions, LabelOptions
+from fratrie.training.options import TABLES, InferenceOptions, LabelOptions
 from fratrie.training.output_files import prepare_output
 from fratrie.training.scoring import score_rows
 from fratrie.training.tasks import aligned_targets
@@ -34,10 +34,7 @@ from .running import run
 class EvaluationOptions(InferenceOptions, LabelOptions):
     """Which texts to score on, and where to write."""
 
-    file: str | None = field(
-        default=None,
-        metadata={"help": "Labelled texts: .txt (annotated), .csv, .tsv, .xlsx, .ods, .sav, .dta, .jsonl, .parquet."},
-    )
+    file: str | None = field(default=None, metadata={"help": f"Labelled texts: .txt (annotated), {TABLES}."})
     part: Literal["train", "test"] = field(
         default="test", metadata={"help": "Without a file: the part of the shipped corpus to score on."}
     )

@@ -5,6 +5,7 @@ other columns, in the order of the input; a row of a table without a text stays,
 Example: fratrie predict --model runs/family --input_file answers.txt --output_file labelled.xlsx
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,7 +24,7 @@ from fratrie.training.classifiers import load_classifier
 from fratrie.training.encoding import encode
 from fratrie.training.launch import open_inference
 from fratrie.training.metrics import MULTI_LABEL, REGRESSION, decided_labels, probabilities
-from fratrie.training.options import InferenceOptions, check_ranges
+from fratrie.training.options import TABLES, InferenceOptions, check_ranges
 from fratrie.training.output_files import prepare_output
 from fratrie.training.scoring import predict_logits
 from fratrie.training.tasks import Task
@@ -32,13 +33,15 @@ from fratrie.training.uncertainty import doubts, most_unlike
 from .options import read_options
 from .running import run
 
+logger = logging.getLogger("fratrie.predict")
+
 
 @dataclass(kw_only=True)
 class PredictionOptions(InferenceOptions):
     """Which texts to label, and where to write."""
 
-    input_file: str = field(metadata={"help": "Texts: .txt (one a line), .csv, .tsv, .xlsx, .ods, .jsonl, .parquet."})
-    output_file: str = field(metadata={"help": "What to write: .csv, .xlsx, .jsonl, .parquet."})
+    input_file: str = field(metadata={"help": f"Texts: .txt (one per line), {TABLES}."})
+    output_file: str = field(metadata={"help": "What to write: .csv, .xlsx, .jsonl or .parquet."})
     format: Literal["auto", "doccano", "label_studio"] = field(
         default="auto",
         metadata={"help": "As the output file is called, or what doccano (.jsonl) or Label Studio (.json) imports."},
@@ -131,6 +134,10 @@ def _least_sure(
     """Rows to label next, most uncertain first, and what is uncertain in them."""
     amounts, labels = doubts(values[places], task.problem_type)
     chosen = most_unlike([texts[place] for place in places], np.argsort(-amounts, kind="stable"), number)
+    if len(chosen) < min(number, len(places)):
+        logger.warning(
+            "%d of %d texts are written: the others are nearly the same as one of these", len(chosen), len(places)
+        )
     notes = {
         "uncertain_label": [task.labels[labels[each]] for each in chosen],
         "uncertainty": [float(f"{amounts[each]:.4g}") for each in chosen],

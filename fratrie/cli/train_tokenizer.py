@@ -139,9 +139,9 @@ def _prepare_folder(path: str, overwrite: bool) -> None:
 
 
 def _remember(texts: Iterable[str], sample: list[str]) -> Iterator[str]:
-    """Passes the texts on and keeps the first ones, since a stream is read only once."""
+    """Passes the texts on and keeps the first ones that are not blank, since a stream is read only once."""
     for text in texts:
-        if len(sample) < SAMPLE:
+        if len(sample) < SAMPLE and text.strip():
             sample.append(text)
         yield text
 

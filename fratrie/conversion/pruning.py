@@ -99,7 +99,7 @@ def _always_needed(model: dict[str, Any]) -> set[int]:
         needed = {index for piece, index in vocabulary.items() if len(piece.removeprefix(prefix)) == 1}
         return needed | {vocabulary[model["unk_token"]]}
     scores = [score for _, score in model["vocab"]]
-    spelled = [f"<0x{byte:02X}>" for byte in range(256)] if model.get("byte_fallback") else []
+    spelled = {f"<0x{byte:02X}>" for byte in range(256)} if model.get("byte_fallback") else set()
     needed = {index for index, (piece, _) in enumerate(model["vocab"]) if len(piece) == 1 or piece in spelled}
     return needed | {scores.index(min(scores)), *([] if model["unk_id"] is None else [model["unk_id"]])}
 

@@ -87,7 +87,7 @@ def one_annotation_each(table: Table, annotator: str | None = None) -> Table:
         table = table.of_rows([place for place, name in enumerate(who) if name == annotator])
         who = [annotator] * who.count(annotator)
     rows_of_task: defaultdict[str, list[int]] = defaultdict(list)
-    for place, task in enumerate(table.columns["id"] if table.columns.keys() >= _OF_LABEL_STUDIO else []):
+    for place, task in enumerate(table.columns["id"] if _is_exported(table) else []):
         rows_of_task[str(task)].append(place)
     again = [places for places in rows_of_task.values() if len(places) > 1]
     if not again:
@@ -115,7 +115,7 @@ def usual_columns(
     there = table.columns
     spoken_for = _KEPT_BY_LABEL_STUDIO | {"respondent", "group", text_column, group_column}
     others = [name for name in there if name not in spoken_for]
-    exported = there.keys() >= _OF_LABEL_STUDIO
+    exported = _is_exported(table)
     if label_column is not None:
         labels = [label_column] if isinstance(label_column, str) else list(label_column)
         if not labels:
@@ -126,12 +126,29 @@ def usual_columns(
             shown = ", ".join(first_of([excerpt(name) for name in labels]))
             raise ValueError(f"{table.path}: {shown} may hold the labels: choose by label_column (--label_column)")
     else:
-        labels = [next((name for name in ("labels", "code", "label") if name in there), "labels")]
+        labels = [next((name for name in ("labels", "label", "code") if name in there), "labels")]
     if text_column == "text" and "text" not in there:
         texts = [name for name in others if name not in labels] if exported else ["data"]
         if len(texts) == 1 and {texts[0], *labels} <= there.keys():
             text_column = texts[0]
     return text_column, labels
+
+
+def chosen_labels(table: Table, cells: Sequence[Any], multi_label: bool | None) -> tuple[Sequence[Any], bool | None]:
+    """The cells of labels, and whether a text may have several, as Label Studio means them; those of others as given.
+
+    A bare name is one choice, whatever spaces or commas it has. By default a text has one label where each has one.
+    """
+    if not _is_exported(table):
+        return cells, multi_label
+    chosen = [[cell] if isinstance(cell, str) and cell.strip() and not _is_chosen(cell) else cell for cell in cells]
+    if multi_label is None and all(isinstance(cell, list) and len(cell) == 1 for cell in chosen):
+        multi_label = False
+    return chosen, multi_label
+
+
+def _is_exported(table: Table) -> bool:
+    return table.columns.keys() >= _OF_LABEL_STUDIO
 
 
 def _are_tasks(data: Sequence[Any], annotations: Sequence[Any]) -> bool:

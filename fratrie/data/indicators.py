@@ -8,15 +8,20 @@ from typing import Any
 from fratrie.data.annotation import excerpt
 from fratrie.data.labels import Problems, plain_name
 
-_PAIRS = (("0", "1"), ("false", "true"), ("faux", "vrai"), ("no", "yes"), ("non", "oui"))
+_PAIRS = (
+    *(("0", "1"), ("false", "true"), ("faux", "vrai"), ("no", "yes"), ("non", "oui"), ("n", "y"), ("n", "o")),
+    # The value labels of survey tools, which Stata and SPSS keep.
+    *(("unchecked", "checked"), ("not selected", "selected"), ("not mentioned", "mentioned"), ("non cité", "cité")),
+)
 _CROSS = ("", "x")  # nothing but a mark where the label applies
 
 
 def read_indicators(columns: Mapping[str, Sequence[Any]], problems: Problems) -> list[list[str]]:
     """The labels that apply to each row.
 
-    A column says 0 or 1, false or true, faux or vrai, no or yes, non or oui, in any case, or has an x where the label
-    applies. An empty cell means no where crosses are made or no column ever says no; elsewhere it is a problem.
+    A column says 0 or 1, false or true, faux or vrai, no or yes, non or oui, or as survey tools do (`_PAIRS`), in any
+    case, or has an x where the label applies. An empty cell means no where crosses are made or no column ever says
+    no; elsewhere it is a problem.
 
     Args:
         columns: the cells of each label, N of them.

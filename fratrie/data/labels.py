@@ -23,6 +23,7 @@ _COMMAS, _SPACES = (
 )
 _CHOICES = re.compile(r"""\{\s*['"]choices['"]\s*:\s*(.*?)\s*\}""", re.DOTALL)
 _PIECE_OF_A_LIST = re.compile(r"""[\[{"].*|.*[\]}]|'.*'|array\(.*""", re.DOTALL)
+_ESCAPED = re.compile(r"'(?=[=+\-@][^']*$)")  # as `Output` keeps a spreadsheet from taking a cell for a formula
 _WRITE_SO = 'write names with one mark between them, or ["a", "b"]; if it is a name, name all labels (label_names)'
 # Neither seen nor heard: zero width space, word joiner, byte order mark, soft hyphen, marks of direction.
 _INVISIBLE = dict.fromkeys(map(ord, "\u200b\u2060\ufeff\u00ad\u200e\u200f"))
@@ -113,7 +114,10 @@ def _positions(
 
 
 def _plain(cells: Sequence[Any]) -> list[Any]:
-    """The cells with the plain spelling of all their strings; tells where that changed more than outer spaces."""
+    """The cells with the plain spelling of all their strings, those of a csv without the apostrophe before a formula.
+
+    Tells where more was changed, but for outer spaces.
+    """
     changed = defaultdict(list)
 
     def plain(value: Any, number: int) -> Any:
@@ -128,7 +132,8 @@ def _plain(cells: Sequence[Any]) -> list[Any]:
             changed[ascii(value)].append(number)
         return spelling
 
-    read = [plain(cell, number) for number, cell in enumerate(cells, start=1)]
+    bare = [_ESCAPED.sub("", cell) if isinstance(cell, str) else cell for cell in cells]
+    read = [plain(cell, number) for number, cell in enumerate(bare, start=1)]
     if changed:
         shown = "; ".join(first_of([f"{shown_rows(rows)}: {value:.60}" for value, rows in changed.items()], 5))
         logger.warning(

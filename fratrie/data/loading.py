@@ -21,7 +21,8 @@ from fratrie.data.annotation import (
     read_annotations,
     text_problem,
 )
-from fratrie.data.exports import flat_tasks, one_annotation_each, texts_of_tasks, usual_columns
+from fratrie.data.cells import whole
+from fratrie.data.exports import chosen_labels, flat_tasks, one_annotation_each, texts_of_tasks, usual_columns
 from fratrie.data.indicators import are_indicators, read_indicators
 from fratrie.data.labels import Problems, plain_name, read_labels
 from fratrie.data.tables import Table, raise_row_problems, read_table, shown_rows
@@ -63,7 +64,7 @@ def load_labelled(
             `LABELS` for annotation codes, otherwise all that occur, sorted.
         text_column: column of the texts; like the next two, it plays no part in .txt files.
         label_column: column of the labels, or the columns that say yes or no, one for each label; by default
-            `labels`, `code` or `label`, or that of an export (see `fratrie.data.exports`).
+            `labels`, `label` or `code`, or that of an export (see `fratrie.data.exports`).
         group_column: column that names the speaker; by default `respondent` or `group` where there is one.
         multi_label: several labels per text or one; by default several if any text has a list or two labels.
         continuation: see `read_annotations`; for .txt files.
@@ -94,6 +95,8 @@ def load_labelled(
         columns["code"], cells = _read_codes(cells, problems)
         features["code"] = Value("string")
         names, multi_label = names or list(LABELS), multi_label is not False
+    else:
+        cells, multi_label = chosen_labels(table, cells, multi_label)
     names, columns["labels"], several = read_labels(cells, names, multi_label, problems)
     advice = _advice(names, several, is_open) if any("label" in each for each in problems) else ""
     raise_row_problems(table, problems, advice)
@@ -113,6 +116,8 @@ def load_values(
 ) -> Dataset:
     """Read texts with a real value each into a dataset as `load_labelled` does, `labels` being a float.
 
+    A column of strings may have decimal commas, unless they may be those of thousands.
+
     Raises:
         ValueError: lists the rows without a finite number or a text, or the columns there are; several columns.
         OSError: the file is missing or cannot be read.
@@ -125,9 +130,11 @@ def load_values(
     problems: Problems = defaultdict(list)
     columns, features = _texts_and_speakers(table, text_column, label_columns, group_column, problems)
     columns["labels"] = []
-    for number, cell in enumerate(table.column(label_columns[0], "label_column"), start=1):
+    cells = table.column(label_columns[0], "label_column")
+    commas = _has_decimal_commas(cells)
+    for number, cell in enumerate(cells, start=1):
         try:
-            columns["labels"].append(_finite(cell))
+            columns["labels"].append(_finite(cell.replace(",", ".") if commas else cell))
         except (TypeError, ValueError, OverflowError):
             problems[f"{excerpt(cell)}, expected a number in {label_columns[0]!r} for regression"].append(number)
     raise_row_problems(table, problems)
@@ -226,6 +233,15 @@ def _advice(names: Sequence[str], several: bool, is_open: bool) -> str:
     return known + way_out.format(kind) * is_open
 
 
+def _has_decimal_commas(cells: Sequence[Any]) -> bool:
+    """Whether commas stand for decimal points, as a French Excel writes them, and cannot be those of thousands."""
+    if not all(isinstance(cell, str) for cell in cells):
+        return False
+    with_comma = [cell for cell in cells if "," in cell]
+    thousands = all(re.fullmatch(r"\s*[-+]?\d{1,3}(,\d{3})+\s*", cell) for cell in with_comma)
+    return not thousands and not any("." in cell for cell in cells)
+
+
 def _finite(cell: Any) -> float:
     if isinstance(cell, bool) or not abs(value := float(cell)) <= _GREATEST:
         raise ValueError
@@ -287,11 +303,13 @@ def _texts_and_speakers(
     """The columns `text` and, where the file names who speaks or it is asked for, `respondent`; and their features."""
     usual = [name for name in ("respondent", "group") if name in table.columns.keys() - {text_column, *label_columns}]
     name = group_column or next(iter(usual), None)
-    if len({text_column, *label_columns, name}) < 2 + len(label_columns):
+    named = {text_column, *label_columns, name}
+    if len(named) < 2 + len(label_columns):
         label_column = label_columns[0] if len(label_columns) == 1 else list(label_columns)
         shown = f"text_column={text_column!r}, label_column={label_column!r}, group_column={name!r}"
         raise ValueError(f"{table.path}: {shown}: texts, labels and speakers need a column each")
-    if unread := [excerpt(other) for other in table.columns if other not in {text_column, *label_columns, name}]:
+    unread = [excerpt(other) for other in table.columns if other not in named]
+    if unread and named - {None} <= table.columns.keys():
         logger.info("%s: columns that are not read: %s", table.path, ", ".join(first_of(unread)))
     columns = {"text": table.column(text_column, "text_column")}
     features: dict[str, Any] = {"text": Value("string")}
@@ -303,13 +321,8 @@ def _texts_and_speakers(
     if missing:
         problems[f"no {name}: fill these cells, or rename the column if it does not say who speaks"] += missing
     numbered = all(type(speaker) is int and abs(speaker) < 2**63 for speaker in speakers)
-    columns["respondent"] = speakers if numbered else [_speaker_name(speaker) for speaker in speakers]
+    columns["respondent"] = speakers if numbered else [whole(str(speaker)) for speaker in speakers]
     return columns, features | {"respondent": Value("int64" if numbered else "string")}
-
-
-def _speaker_name(speaker: Any) -> str:
-    """A speaker as Arrow's UTF-8 can hold it: lone surrogates are written out."""
-    return str(speaker).encode(errors="backslashreplace").decode()
 
 
 def _is_nobody(speaker: Any) -> bool:

@@ -7,7 +7,7 @@ import csv
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -31,8 +31,8 @@ _JSON_KEYS = {
     **{"label_studio": ["text", "scores"]},
 }
 
-# What a spreadsheet would calculate, or take for a command.
-_FORMULA = re.compile(r"[=+\-@\t\r]")
+# What a spreadsheet would calculate, or take for a command; in its wide form, too.
+_FORMULA = re.compile(r"[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
 _NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?([eE][+-]?\d+)?")
 _PLAIN_NAME = re.compile(r"[\w+\-.]+")  # such names are told apart between commas, whoever reads them
 
@@ -192,15 +192,18 @@ def _cells_of_labels(table: LabelledTexts, joined: bool) -> Sequence[Any]:
 
 
 def _beside(columns: _Columns, table: LabelledTexts) -> _Columns:
-    """The columns, and behind them notes and others under names that are free."""
+    """The columns, and behind them notes and others under names that are free.
+
+    Where ours is `label` (for doccano), a reader would take the `labels` of the input for what the annotators say.
+    """
     more = [*table.notes.items(), *table.others.items()]
-    names = _free([*columns, *(name for name, _ in more)], "input_")
+    names = _free([*columns, *(name for name, _ in more)], "input_", {"labels"} - columns.keys())
     return dict(zip(names, [*columns.values(), *(cells for _, cells in more)], strict=True))
 
 
-def _free(names: Sequence[str], prefix: str) -> Iterator[str]:
-    """The names, those that an earlier one has taken behind a prefix."""
-    taken: set[str] = set()
+def _free(names: Sequence[str], prefix: str, reserved: Iterable[str] = ()) -> Iterator[str]:
+    """The names, those that are reserved or that an earlier one has taken behind a prefix."""
+    taken = set(reserved)
     for name in names:
         while name in taken:
             name = prefix + name

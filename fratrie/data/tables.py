@@ -22,7 +22,7 @@ from fratrie.data.text_files import UTF8, TextFormat, checked_lines, existing_fi
 
 csv.field_size_limit(2**31 - 1)  # a cell may hold a whole book; Python takes 131,072 characters for a mistake
 
-_EXCEL_LINE = re.compile(r'\ufeff?"?sep=(.)"?\r?\n', re.IGNORECASE)
+_EXCEL_LINE = re.compile(r'\ufeff?"?sep=(.)"?(\r\n?|\n)', re.IGNORECASE)
 _SAMPLE = 1000
 _DEEPEST = 50  # what is deeper could be parsed, but not shown or written again
 
@@ -184,13 +184,15 @@ def _stream_csv(path: Path, column: str, form: TextFormat) -> Iterator[str]:
 
 
 def _csv_rows(file: TextIO, path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """The line and the fields of each row that is not blank, the header first."""
+    """The line and the fields of each row that is not blank or of empty cells, the header first."""
     skipped = 1 if _EXCEL_LINE.fullmatch(file.readline()) else 0
     if not skipped:
         file.seek(0)
     reader = csv.reader(checked_lines(file, path), delimiter=delimiter, strict=True)
     try:
-        yield from ((reader.line_num + skipped, row) for row in reader if row)
+        for row in reader:
+            if any(row) or len(row) == 1:  # of several empty cells, Excel has made a blank row
+                yield reader.line_num + skipped, row
     except csv.Error as error:
         raise ValueError(f"{path}, line {reader.line_num + skipped}: {error}; are all quotes closed?") from None
 

@@ -15,7 +15,7 @@ from fratrie.data.repeats import tell_overlap
 from fratrie.data.text_files import UTF8, TextFormat
 
 from .metrics import MULTI_LABEL, REGRESSION, SINGLE_LABEL
-from .options import LabelOptions
+from .options import TABLES, LabelOptions
 from .tasks import Task, task_of
 
 logger = logging.getLogger(__name__)
@@ -30,10 +30,7 @@ class CorpusOptions(LabelOptions):
     dataset: Literal["family_relations"] = field(
         default="family_relations", metadata={"help": "The shipped corpus, learnt where no file is given."}
     )
-    train_file: str | None = field(
-        default=None,
-        metadata={"help": "Labelled texts: .txt (annotated), .csv, .tsv, .xlsx, .ods, .sav, .dta, .jsonl, .parquet."},
-    )
+    train_file: str | None = field(default=None, metadata={"help": f"Labelled texts: .txt (annotated), {TABLES}."})
     test_file: str | None = field(default=None, metadata={"help": "Scored once, at the end."})
     problem_type: AnyProblemType = field(
         default="auto",
@@ -142,7 +139,7 @@ def read_parts(options: CorpusOptions) -> DatasetDict:
 
 def tell_overlaps(parts: DatasetDict) -> None:
     """Log how large the parts are, and which texts of train stand in another part, too."""
-    for part in parts.keys() - {"train"}:
+    for part in (part for part in parts if part != "train"):
         tell_overlap(part, parts[part]["text"][:], parts["train"]["text"][:])
     logger.info("%s", ", ".join(f"{len(dataset):,} texts of {part}" for part, dataset in parts.items()))
 

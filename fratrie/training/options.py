@@ -9,6 +9,8 @@ from typing import Any, Literal
 from fratrie.data.text_files import TextFormat
 from fratrie.inference import Precision
 
+TABLES = ".csv, .tsv, .xlsx, .ods, .sav, .dta, .json, .jsonl or .parquet"
+
 
 @dataclass(kw_only=True)
 class ReadingOptions:
@@ -24,7 +26,6 @@ class ReadingOptions:
         default=None,
         metadata={"help": "What stands between the columns of csv files, such as ';'; by default as the file shows."},
     )
-
     sheet: str | None = field(
         default=None, metadata={"help": "Sheet of a spreadsheet; by default the only one that has content."}
     )
@@ -38,10 +39,7 @@ class ReadingOptions:
 class TextOptions(ReadingOptions):
     """Which texts to learn from, for `HfArgumentParser`."""
 
-    files: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Texts: .txt (one per line), .csv, .tsv, .xlsx, .ods, .json, .jsonl or .parquet files."},
-    )
+    files: list[str] = field(default_factory=list, metadata={"help": f"Texts: .txt (one per line), {TABLES} files."})
     annotated: bool = field(
         default=False, metadata={"help": "The .txt files hold annotated lines 'CODE SENTENCE': take the sentences."}
     )

@@ -45,6 +45,7 @@ def prepare_output(
             _check_replaceable(output, read, model)
             if not overwrite and not (is_ours and is_ours(output)):
                 raise ValueError(f"{path} is no earlier output for this model: choose another file, or --overwrite")
+            output.open("r+b").close()  # on Windows it is locked while Excel shows it
         if not os.access(place, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:

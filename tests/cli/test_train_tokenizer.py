@@ -122,6 +122,13 @@ def test_summary_counts_and_shows_what_is_unknown(train, tmp_path):
     assert ", 0 unknown\n" in out
 
 
+def test_summary_leaves_blank_texts_out(train, tmp_path, monkeypatch):
+    monkeypatch.setattr(train_tokenizer, "SAMPLE", 1)
+    options = ("--algorithm", "wordpiece", "--vocab_size", 40)
+    _, out = train("--files", write(tmp_path / "a.txt", " \n" + "papa\n" * 3), *options)
+    assert "first 1 text(s): 1.00 tokens per word, 5.00 bytes per token" in out
+
+
 def test_a_character_tokenizer_of_a_text_file_knows_its_line_ends(train, tmp_path):
     alphabet = "\n !$&',-.3:;?" + string.ascii_letters
     tokenizer, out = train("--files", write(tmp_path / "a.txt", alphabet), "--algorithm", "character")

@@ -117,13 +117,30 @@ def test_several_questions_need_a_choice(tmp_path):
     path = write_json(tmp_path / "a.json", tasks)
     with pytest.raises(ValueError, match=r"'humeur', 'ironie' may hold the labels: choose by label_column"):
         load_labelled(path)
-    assert names(load_labelled(path, label_column="ironie")) == [["oui"]]
+    assert names(load_labelled(path, label_column="ironie")) == ["oui"]
+
+
+def test_one_choice_for_each_is_one_label_in_every_export(tmp_path):
+    """A name with spaces, too, which in other tables would be several labels."""
+    chosen = ["très positif", "négatif", "très positif"]
+    tasks = [task(i, f"texte {i}", annotation(i, choices(name))) for i, name in enumerate(chosen)]
+    rows = [
+        {"text": f"texte {i}", "id": i, "humeur": name, "annotator": 1, "annotation_id": i}
+        for i, name in enumerate(chosen)
+    ]
+    for path in (
+        write_json(tmp_path / "a.json", tasks),
+        write_json(tmp_path / "min.json", rows),
+        write_csv(tmp_path / "a.csv", rows),
+    ):
+        assert names(load_labelled(path)) == chosen
+        assert names(load_labelled(path, multi_label=True)) == [[name] for name in chosen]
 
 
 def test_labels_that_came_along_with_the_texts_are_not_those_of_the_annotator(tmp_path):
     tasks = [task(1, "un", annotation(1, choices("joie")), labels="peur", label="peur", code="jm+")]
     path = write_json(tmp_path / "a.json", tasks)
-    assert names(load_labelled(path)) == [["joie"]] and names(load_labelled(path, label_column="labels")) == ["peur"]
+    assert names(load_labelled(path)) == ["joie"] and names(load_labelled(path, label_column="labels")) == ["peur"]
     rows = [FLAT[3] | {"labels": "peur"}]
     with pytest.raises(ValueError, match="'humeur', 'labels' may hold the labels"):
         load_labelled(write_csv(tmp_path / "a.csv", rows))
@@ -164,6 +181,8 @@ def test_doccano(tmp_path, text):
     for file in (path, joined):
         dataset = load_labelled(file)
         assert dataset["text"][:] == ["un", "deux"] and names(dataset) == [["joie", "peur"], []]
+    path.write_text('{"text": "un", "label": ["joie"], "code": "jm+"}', encoding="utf-8")
+    assert names(load_labelled(path)) == [["joie"]], "what came along with the text is not what doccano asked for"
     path.write_text('{"id": 1, "text": "un", "label": [[0, 2, "PER"]]}', encoding="utf-8")
     with pytest.raises(ValueError, match=r"row 1: label \[0, 2, 'PER'\], expected a name"):
         load_labelled(path)

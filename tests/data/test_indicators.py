@@ -15,6 +15,7 @@ from fratrie.data.loading import load_labelled, load_values
 WAYS = [
     ("0", "1"), (0, 1), (0.0, 1.0), ("0,0", "1.00"), (False, True), ("False", "TRUE"), ("faux", "Vrai"), ("no", "yes"),
     ("NON", "oui "), ("", "x"), (None, "X"), ("", "1"), (float("nan"), 1.0), ("", "Oui"),
+    ("N", "Y"), ("Unchecked", "Checked"), ("Not selected", "Selected"), ("Non cité", "Cité"),
 ]  # fmt: skip
 
 
@@ -61,10 +62,11 @@ def test_what_is_not_sure_is_named_by_row_and_column(cells, problem):
 def test_a_column_for_each_label(tmp_path, caplog):
     path = tmp_path / "a.csv"
     path.write_text("text;très triste;joie;who;date\nun;0;1;a;5\ndeux;1;1;a;5\ntrois;0;0;b;5\n", encoding="utf-8")
+    caplog.set_level(logging.INFO)
     with pytest.raises(ValueError, match=r"no column 'labels', .*\(--label_column 'très triste' joie\)"):
         load_labelled(path)
-    with caplog.at_level(logging.INFO):
-        dataset = load_labelled(path, label_column=["très triste", "joie"], group_column="who")
+    assert not caplog.messages
+    dataset = load_labelled(path, label_column=["très triste", "joie"], group_column="who")
     assert caplog.messages == [f"{path}: columns that are not read: 'date'"]
     assert dataset.features["labels"].feature.names == ["très triste", "joie"]
     assert names(dataset) == [["joie"], ["très triste", "joie"], []]

@@ -355,7 +355,7 @@ def test_wrong_text(tmp_path, caplog, text, problem):
 
 
 def test_text_and_label_problems_come_together(tmp_path):
-    path = make_rows(tmp_path / "rows.csv", [{"text": "", "labels": ""}, {"text": "a", "labels": "x"}])
+    path = make_rows(tmp_path / "rows.jsonl", [{"text": "", "labels": ""}, {"text": "a", "labels": "x"}])
     refused(path, "row 1: the text is empty", "row 1: no label")
 
 
@@ -462,6 +462,7 @@ def test_semicolons_windows_lines_and_byte_order_mark(tmp_path):
         ("Oui, non ?\tcodes\nCalme.\ta\n", "codes", "a"),
         ('"Oui ; non",codes\n"x",a\n', "codes", "a"),
         ("sep=;\ntext;codes\nUn travail, calme.;a\n", "codes", "a"),
+        ("sep=;\rtext;codes\rUn travail, calme.;a\r", "codes", "a"),
         ('\ufeff"sep=|"\r\ntext|codes\r\nUn travail; calme.|a\r\n', "codes", "a"),
         ("text,codes,,\nun,a,,\n", "codes", "a"),
     ],
@@ -605,6 +606,22 @@ def test_a_value_is_a_finite_number(tmp_path, cell):
     path = make_rows(tmp_path / "a.jsonl", rows)
     refused(path, "row 2: ", "expected a number in 'labels' for regression", load=load_values)
     assert load_values(make_rows(tmp_path / "b.jsonl", rows[:1]))["labels"][:] == [1.5]
+
+
+def test_rows_of_empty_cells_are_blank(tmp_path):
+    """Excel writes them for rows that once held something; a spreadsheet's are left out, too."""
+    path = make(tmp_path / "a.csv", "text;labels;;\r\nun;a;;\r\n;;;\r\ndeux;b;;\r\n;;;\r\n")
+    assert load_labelled(path)["text"][:] == list(stream_column(path, "text")) == ["un", "deux"]
+    path = make(tmp_path / "b.csv", 'text\nun\n""\n')
+    assert list(stream_column(path, "text")) == ["un", ""], "the only cell of a row may be empty"
+
+
+def test_values_with_decimal_commas(tmp_path):
+    path = tmp_path / "a.csv"
+    assert load_values(make(path, "text;labels\na;3,5\nb;2\nc;-1,25\n"))["labels"][:] == [3.5, 2, -1.25]
+    for wrong in ("1,234", "3,5\nc;2.5"):
+        make(path, f"text;labels\na;2\nb;{wrong}\n")
+        refused(path, "row 2: ", "expected a number in 'labels' for regression", load=load_values)
 
 
 def test_json_lines_under_the_name_json(tmp_path):

@@ -145,8 +145,10 @@ def test_json_lines_keep_the_scores_together_and_half_characters(tmp_path):
 
 
 def test_doccano_gets_the_texts_with_their_labels(tmp_path):
-    first, second = map(json.loads, written(tmp_path, "doccano").read_text("utf-8").splitlines())
-    assert first["label"] == ["+"] and first["labels"] == 3 and second["label"] == []
+    path = written(tmp_path, "doccano")
+    first, second = map(json.loads, path.read_text("utf-8").splitlines())
+    assert first["label"] == ["+"] and first["input_labels"] == 3 and second["label"] == []
+    assert names(load_labelled(path.rename(tmp_path / "said.jsonl"))) == [["+"], []]
     assert [first["text"], second["text"]] == ["Ma mère m'aime.", "=1+1"]
 
 
@@ -183,6 +185,33 @@ def test_an_earlier_output_is_known_by_its_labels(tmp_path, kind):
     ):
         path.write_bytes(other)
         assert not output.is_earlier(path, ["m", "+"])
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "doccano"])
+def test_absent_numbers_are_empty_and_json_is_json(tmp_path, kind):
+    others = {"n": [float("nan"), float("inf")], "nested": [{"n": [float("nan")]}, None]}
+    table = LabelledTexts(["a", "b"], ["m"], np.ones((2, 1)), [["m"], ["m"]], others=others)
+    path = written(tmp_path, kind, table)
+    if kind in ("jsonl", "doccano"):
+        first, second = [json.loads(line, parse_constant=pytest.fail) for line in path.read_text().splitlines()]
+        assert first["n"] is None and first["nested"] == {"n": [None]} and second["n"] == "inf"
+    elif kind != "parquet":
+        columns = read_table(path).columns
+        assert columns["n"] == ["", "inf"] and columns["nested"] == ['{"n": [null]}', ""]
+
+
+@pytest.mark.parametrize("cell", ["=1", "+", "-a", "@a", "\t=1", "\n=1", "\uff1d1"])
+def test_cells_that_a_spreadsheet_would_calculate_stand_behind_an_apostrophe(tmp_path, cell):
+    table = LabelledTexts([cell], ["m"], np.ones((1, 1)), [["m"]], others={"n": [-3]})
+    Output("csv", escape_formulas=True).write(tmp_path / "a.csv", table)
+    assert read_table(tmp_path / "a.csv").columns == {"text": [f"'{cell}"], "labels": ["m"], "m": ["1.0"], "n": ["-3"]}
+
+
+def test_escaped_labels_come_back_as_they_were(tmp_path):
+    given = [["+", "j"], ["-"], ["j"], ["+"]]
+    table = LabelledTexts(list("abcd"), ["+", "-", "j"], np.zeros((4, 3)), given)
+    Output("csv", escape_formulas=True).write(tmp_path / "a.csv", table)
+    assert names(load_labelled(tmp_path / "a.csv")) == given
 
 
 def test_real_values_are_a_column(tmp_path):

@@ -1,6 +1,8 @@
+import errno
 import json
 import logging
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -315,6 +317,21 @@ def test_an_output_that_cannot_be_written_fails_before_the_work(tmp_path):
     for wrong in (tmp_path, kept / "below.json"):
         with pytest.raises(OSError, match=f"cannot write {wrong} .*choose another --output_file"):
             prepare_output(wrong)
+
+
+def test_an_output_that_another_program_has_locked_fails_before_the_work(tmp_path, monkeypatch):
+    """As Excel does on Windows with what it shows."""
+    shown = tmp_path / "labelled.csv"
+    shown.write_text("1")
+
+    def locked(path, mode):
+        raise PermissionError(errno.EACCES, f"Permission denied, {mode}", str(path))
+
+    monkeypatch.setattr(Path, "open", locked)
+    with pytest.raises(
+        PermissionError, match=r"cannot write .*labelled.csv \(Permission denied, r\+b\): choose another"
+    ):
+        prepare_output(shown, overwrite=True)
 
 
 def test_one_class_is_refused_before_anything_is_built(tmp_path):
