@@ -89,14 +89,12 @@ def load_labelled(
     is_open = label_names is None or multi_label is None
     if len(label_columns) > 1:
         names, cells = _read_indicators(table, label_columns, names if label_names is not None else None, problems)
-    else:
-        cells = _label_cells(table, label_columns[0])
-    if label_columns == ["code"]:
-        columns["code"], cells = _read_codes(cells, problems)
+    elif label_columns == ["code"]:
+        columns["code"], cells = _read_codes(_label_cells(table, "code"), problems)
         features["code"] = Value("string")
         names, multi_label = names or list(LABELS), multi_label is not False
     else:
-        cells, multi_label = chosen_labels(table, cells, multi_label)
+        cells, multi_label = chosen_labels(table, _label_cells(table, label_columns[0]), multi_label)
     names, columns["labels"], several = read_labels(cells, names, multi_label, problems)
     advice = _advice(names, several, is_open) if any("label" in each for each in problems) else ""
     raise_row_problems(table, problems, advice)
