@@ -134,7 +134,7 @@ def usual_columns(
     return text_column, labels
 
 
-def chosen_labels(table: Table, cells: Sequence[Any], multi_label: bool | None) -> tuple[Sequence[Any], bool | None]:
+def chosen_labels(table: Table, cells: list[Any], multi_label: bool | None) -> tuple[list[Any], bool | None]:
     """The cells of labels, and whether a text may have several, as Label Studio means them; those of others as given.
 
     A bare name is one choice, whatever spaces or commas it has. By default a text has one label where each has one.
