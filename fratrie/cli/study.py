@@ -46,6 +46,7 @@ from fratrie.training.model_card import (
     write_model_card,
 )
 from fratrie.training.model_folders import check_checkpoint, load_config, load_tokenizer
+from fratrie.training.stopping import Stopped
 from fratrie.training.tasks import Task, task_of
 
 from .options import read_options
@@ -82,7 +83,11 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with held(folder), without_bars():
         sweep(folder)
-        _study(options, protocol, folder)
+        try:
+            _study(options, protocol, folder)
+        except Stopped as stop:
+            steps = folder / STEPS
+            raise Stopped(stop.number, f"the same command goes on with what {steps} holds") from None
 
 
 def _study(options: StudyOptions, protocol: ProtocolOptions, folder: Path) -> None:

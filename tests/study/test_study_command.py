@@ -1,6 +1,7 @@
 """The command from the table to the report, with a tiny encoder."""
 
 import json
+import signal
 import sys
 
 import numpy as np
@@ -14,6 +15,7 @@ from fratrie.cli.running import run
 from fratrie.study import finetuning
 from fratrie.tokenization import train_byte_level_bpe
 from fratrie.training.classifiers import load_classifier
+from fratrie.training.stopping import Stopped
 
 WOMEN, MEN = ["mère", "sœur", "tante"], ["père", "frère", "oncle"]
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
@@ -133,6 +135,20 @@ def test_other_options_are_not_answered_by_what_was_found_before(folder, study):
         assert len(list((folder / output / "models").iterdir())) == len(found[name]["finetuned"]["seeds"])
     assert found["others"] == found["others anew"] and found["first"] == found["first again"] != found["others"]
     assert weights["first"] == weights["first again"] != weights["others"] == weights["others anew"]
+
+
+def test_a_study_that_is_stopped_says_how_to_go_on_and_keeps_what_it_found(folder, study, monkeypatch):
+    def stop(*_, **__):
+        raise Stopped(signal.SIGTERM)
+
+    given = ["--train_file", "a.csv", "--output_dir", "o u t é", *SHORT, "--leave_out", "errors", "words"]
+    with monkeypatch.context() as patch:
+        patch.setattr(finetuning, "train", stop)
+        code, printed = study(*given)
+    assert code == 128 + signal.SIGTERM and "goes on with what o u t é/steps holds" in printed
+    (kept,) = (folder / "o u t é" / "steps").glob("classical-*-words.json")
+    written = kept.stat().st_mtime_ns
+    assert study(*given)[0] == 0 and kept.stat().st_mtime_ns == written
 
 
 def test_a_folder_of_others_is_left_alone(folder, study):

@@ -418,6 +418,17 @@ def test_a_config_that_cannot_be_is_named(classifier_folder, change, message):
         load_classifier(classifier_folder)
 
 
+class Adapter(torch.nn.Module):
+    """A class of its own around a model, as adapters are."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.config = model, model.config
+
+    def forward(self, **inputs):
+        return self.model(**inputs)
+
+
 def test_logits_of_a_foreign_class_are_calibrated_and_its_points_checked(tmp_path):
     """Our own classes calibrate by themselves, once."""
     for config in (BertConfig(**SIZES), FratrieEncoderConfig(**SIZES)):
@@ -429,8 +440,10 @@ def test_logits_of_a_foreign_class_are_calibrated_and_its_points_checked(tmp_pat
             edit(tmp_path / "config.json", label_calibration=points)
             loaded, words, _ = load_classifier(tmp_path)
             with open_inference() as accelerator:
-                logits.append(predict_logits(loaded, accelerator, encode(["a b"], loaded, words), words, 1))
-        np.testing.assert_allclose(logits[1], 1 + 2 * logits[0], rtol=1e-5)
+                rows = encode(["a b"], loaded, words)
+                logits += [predict_logits(each, accelerator, rows, words, 1) for each in (loaded, Adapter(loaded))]
+        for calibrated in logits[2:]:
+            np.testing.assert_allclose(calibrated, 1 + 2 * logits[0], rtol=1e-5)
     for points in ([[[0, 1], [1, 3]]], [[[0, 1], [0, 3]]] * 3, [1, 2, 3], "high"):
         edit(tmp_path / "config.json", label_calibration=points)
         with pytest.raises(ValueError, match=r"config\.json: .*calibration"):
