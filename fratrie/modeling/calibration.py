@@ -3,7 +3,7 @@
 A line through two points is temperature scaling (Guo et al. 2017, "On Calibration of Modern Neural Networks"); more
 points are any isotonic map (Zadrozny and Elkan 2002).
 
-Shapes: B batch, M labels, K points.
+Shapes: B batch, N texts of a corpus, M labels, K points.
 """
 
 import math

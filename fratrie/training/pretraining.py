@@ -90,7 +90,7 @@ def _way_out(tokenizer: PreTrainedTokenizerBase, objective: ObjectiveName) -> st
     sibling = SIBLING_FOR[objective]
     if isinstance(tokenizer, PreTrainedTokenizerFast) and knows_templates(tokenizer):
         return f"save what fratrie.tokenization.with_sibling(tokenizer, {sibling!r}) gives, and take that"
-    return f"set what is missing and save it, or train one with fratrie train-tokenizer --sibling {sibling}"
+    return f"set what is missing and save it, or train one (fratrie train-tokenizer) as sibling {sibling!r}"
 
 
 def parse_overrides(text: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ FLAG = re.compile(r"(?<![\w-])--(\w+)")
 LAUNCHER = {"cpu", "num_processes", "multi_gpu"}  # options of `accelerate launch`
 # Advice that a command never comes to, since it gives what the advice would have it give.
 NEVER = {"_advice": {"evaluate"}}
-FIXED = ("demo", "compare-mixers")  # choose the options of a training themselves
+FIXED = ("demo", "compare-mixers", "study")  # choose the options of a training themselves
 
 
 class Module:
