@@ -113,7 +113,10 @@ class Study:
     @cached_property
     def search(self) -> dict[str, Any]:
         """What `fratrie.study.finetuning.search` found, its logits as lists."""
-        return self.journal.step(f"search-{digest_of(asdict(self.recipe))[:8]}", self._search)
+        name = f"search-{digest_of(asdict(self.recipe))[:8]}"
+        found = self.journal.step(name, self._search)
+        self.journal.seconds[name] = sum(entry["seconds"] for entry in found["tried"])  # also those before it stopped
+        return found
 
     def _search(self) -> dict[str, Any]:
         fits = self.journal.fits("fold")
