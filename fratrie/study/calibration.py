@@ -14,6 +14,7 @@ from scipy.special import log_softmax, logit
 from sklearn.isotonic import IsotonicRegression
 
 from fratrie.modeling.calibration import Points, calibrate_all
+from fratrie.training.baselines import Fold
 from fratrie.training.metrics import (
     MULTI_LABEL,
     ProblemType,
@@ -22,8 +23,6 @@ from fratrie.training.metrics import (
     probabilities,
     tune_thresholds,
 )
-
-from .data import Fold
 
 Method = Literal["temperature", "isotonic", "none"]
 Logits = NDArray[np.floating[Any]]

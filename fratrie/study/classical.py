@@ -18,13 +18,13 @@ from transformers import AutoModel, DataCollatorWithPadding
 
 from fratrie.modeling.heads import pool
 from fratrie.pipelines.bulk import plan_batches
-from fratrie.training.baselines import BASELINES, Inputs, Method, tune
+from fratrie.training.baselines import BASELINES, Fold, Inputs, Method, tune
 from fratrie.training.encoding import encode
 from fratrie.training.evaluation import evaluating
 from fratrie.training.metrics import SINGLE_LABEL
 from fratrie.training.model_folders import check_checkpoint, load_tokenizer
 
-from .data import Fold, StudyData
+from .data import StudyData
 from .scores import score
 
 FEATURES: Final = ("words", "states")

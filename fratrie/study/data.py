@@ -1,11 +1,9 @@
-"""What a study learns from and scores on, and its folds."""
+"""What a study learns from and scores on."""
 
 from dataclasses import dataclass
 
-from fratrie.training.baselines import Fold, Sentences, folds_of
+from fratrie.training.baselines import Sentences
 from fratrie.training.tasks import Task
-
-__all__ = ["Fold", "StudyData", "folds_of"]
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from torch.utils.data import Dataset
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from transformers.utils.logging import disable_progress_bar
 
+from fratrie.training.baselines import Fold
 from fratrie.training.batches import Collator
 from fratrie.training.classifiers import ClassifierHead, as_ours, new_classifier
 from fratrie.training.encoding import EncodedRows, encode, max_tokens
@@ -34,7 +35,7 @@ from fratrie.training.options import PRETRAINED_ENCODER
 from fratrie.training.scoring import predict_logits
 from fratrie.training.tasks import Task
 
-from .data import Fold, StudyData
+from .data import StudyData
 from .scores import decisions
 from .workers import Workers, number_of_workers, open_workers
 

@@ -35,7 +35,7 @@ def subsets(train: Sentences, sizes: Sequence[int], draws: int, seed: int = 0) -
         For each size, the rows of each draw, ascending.
     """
     rows_by_group: dict[Hashable, list[int]] = {}
-    for row, group in enumerate(range(len(train.texts)) if train.groups is None else train.groups):
+    for row, group in enumerate(train.respondents):
         rows_by_group.setdefault(group, []).append(row)
     rows_of = [np.array(rows) for rows in rows_by_group.values()]
     drawn = [_order(rows_of, train.labels, min(sizes), np.random.default_rng([seed, draw])) for draw in range(draws)]

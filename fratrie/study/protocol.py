@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from fratrie.checkpoints import CONFIG, read_json
 from fratrie.files import remove_folder, write_json
+from fratrie.training.baselines import folds_of
 from fratrie.training.classifiers import load_classifier
 from fratrie.training.fingerprint import digest_of, fingerprint_files
 from fratrie.training.metrics import MULTI_LABEL, multilabel_scores, probabilities
@@ -24,7 +25,7 @@ from fratrie.training.metrics import MULTI_LABEL, multilabel_scores, probabiliti
 from . import errors
 from .calibration import calibrated, compare_calibration, learn_points, learn_thresholds, temperatures
 from .classical import score_classical
-from .data import StudyData, folds_of
+from .data import StudyData
 from .finetuning import Recipe, Setting, finetune, finetuned_logits, search
 from .journal import Fits, Journal
 from .learning_curve import Rows, best_classical, classical_curve, subsets
@@ -296,11 +297,12 @@ class Study:
         predicted_NL = self.predictions_SNL[0]
         values_NL = probabilities(self.logits_SNL[0], task.problem_type)
         unseen_NL = probabilities(self.out_of_fold_logits_NL, task.problem_type)
-        kind = task.problem_type
         return {
             "confusion": errors.confusion(predicted_NL, test.labels, task.labels),
             "confident": errors.confident_errors(values_NL, predicted_NL, test.labels, test, task.labels),
-            "label_issues": errors.label_issues(unseen_NL, train.labels, train, task.labels, problem_type=kind),
+            "label_issues": errors.label_issues(
+                unseen_NL, train.labels, train, task.labels, problem_type=task.problem_type
+            ),
         }
 
     def _words(self) -> Results:

@@ -3,7 +3,7 @@
 Shapes: S runs (seeds), N sentences, L labels.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ def score(predictions_SNL: NDArray[np.int64], test: Sentences, labels: Sequence[
     without an example has no F1, and the mean of a study leaves it out.
     """
     scores = _mean([multilabel_scores(run, test.labels, labels) for run in predictions_SNL])
-    by_label, macro = f1_intervals(predictions_SNL, test.labels, respondents(test), labels)
+    by_label, macro = f1_intervals(predictions_SNL, test.labels, test.respondents, labels)
     return scores | {"f1_interval": by_label, "present_macro_f1_interval": macro}
 
 
@@ -49,14 +49,9 @@ def compare_with_classical(
         predictions_SNL[..., there],
         {name: predictions_NL[:, there] for name, predictions_NL in classical.items()},
         test.labels[:, there],
-        respondents(test),
+        test.respondents,
         [label for label, on in zip(labels, there, strict=True) if on],
     )
-
-
-def respondents(sentences: Sentences) -> Sequence[Hashable]:
-    """Who speaks in each sentence; without names, each sentence is a respondent's own."""
-    return range(len(sentences.texts)) if sentences.groups is None else sentences.groups
 
 
 def _mean(values: Sequence[Any]) -> Any:

@@ -45,6 +45,11 @@ class Sentences:
     labels: NDArray[np.int64]
     groups: Sequence[Hashable] | None = None
 
+    @property
+    def respondents(self) -> Sequence[Hashable]:
+        """Who speaks in each sentence; without groups, each sentence is a respondent's own."""
+        return range(len(self.texts)) if self.groups is None else self.groups
+
     @classmethod
     def from_dataset(cls, dataset: "Dataset") -> "Sentences":
         """Take the columns `text`, `labels` (one label per text or several) and, where there, `respondent`."""
@@ -267,7 +272,7 @@ def folds_of(sentences: Sentences, number: int, seed: int | None = None) -> list
     Raises:
         ValueError: fewer than two respondents.
     """
-    groups = np.arange(len(sentences.texts)) if sentences.groups is None else np.asarray(sentences.groups)
+    groups = np.asarray(sentences.respondents)
     number = min(number, len(np.unique(groups)))
     if number < 2:
         raise ValueError("cross-validation needs the sentences of at least two respondents; give more training text")

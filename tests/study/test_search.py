@@ -6,10 +6,10 @@ from sklearn.metrics import f1_score
 
 from fratrie import FratrieEncoderConfig, FratrieEncoderModel
 from fratrie.study import finetuning
-from fratrie.study.data import StudyData, folds_of
+from fratrie.study.data import StudyData
 from fratrie.study.finetuning import Recipe, Setting, finetune, finetuned_logits, search
 from fratrie.tokenization import train_byte_level_bpe
-from fratrie.training.baselines import Sentences
+from fratrie.training.baselines import Sentences, folds_of
 from fratrie.training.classifiers import load_classifier
 from fratrie.training.loop import NonFiniteLossError
 from fratrie.training.model_folders import load_tokenizer
