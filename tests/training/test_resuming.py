@@ -397,6 +397,16 @@ def stopping_at(step, *signals):
     return collator
 
 
+@pytest.fixture(autouse=True)
+def heard_signals():
+    """Signals as a terminal hands them on: `nohup`, and shells in the background, have them ignored."""
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.mark.parametrize(("number", "save_steps", "step"), [("SIGTERM", 0, 3), ("SIGHUP", 2, 4), ("SIGINT", 0, 5)])
 def test_a_run_that_was_asked_to_stop_goes_on_to_the_same_end(tmp_path, number, save_steps, step):
     """Also where the evaluation of that step would have been the best one, and at the very last step."""
