@@ -16,6 +16,7 @@ from fratrie.checkpoints import read_json
 from fratrie.data.corpus import load_family_relations
 from fratrie.files import write_json
 from fratrie.inference import place
+from fratrie.tokenization.fragments import tell_fragments
 from fratrie.training.classifiers import load_classifier
 from fratrie.training.encoding import encode
 from fratrie.training.labelled_data import read_labelled, refuse_options_of_files
@@ -61,6 +62,7 @@ def _evaluate(options: EvaluationOptions, accelerator: Accelerator) -> None:
     else:
         dataset = load_family_relations()[options.part]
     targets = aligned_targets(dataset, task)
+    tell_fragments(tokenizer, dataset["text"][:], options.file or f"the {options.part} part")
     rows = encode(dataset["text"][:], model, tokenizer, options.max_length, targets)
     model = place(model, accelerator.device, options.precision)
     respondents = dataset["respondent"][:] if "respondent" in dataset.column_names else None

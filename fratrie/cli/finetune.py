@@ -26,6 +26,7 @@ from fratrie.checkpoints import CONFIG, MOST_COUNTED, read_json
 from fratrie.data.swaps import Lexicon, add_swapped
 from fratrie.export import require_own_class
 from fratrie.files import write_json
+from fratrie.tokenization.fragments import tell_fragments
 from fratrie.training.batches import Collator
 from fratrie.training.classifiers import ClassifierHead, as_ours, new_classifier
 from fratrie.training.encoding import EncodedRows, encode, max_tokens
@@ -307,6 +308,8 @@ def _prepare(
         model.config.label_thresholds = thresholds
     if options.export_code:
         require_own_class(model)
+    for part, dataset in parts.items():
+        tell_fragments(tokenizer, dataset["text"][:], part)
     rows = {
         part: encode(dataset["text"][:], model, tokenizer, data.max_length, targets_of(dataset))
         for part, dataset in parts.items()

