@@ -4,7 +4,7 @@
 import codecs
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from os import PathLike
 from typing import NamedTuple
@@ -36,6 +36,7 @@ class Segment:
         text: one line of text, without spaces around it.
         code: the annotation, kept in its canonical form (`jm+,jp–` becomes `jm+, jp-`).
         respondent: who speaks; readers number respondents 0, 1, … in the order of the file.
+        line: of the file, from 1; 0 of no file. It makes no difference between equal segments.
 
     Raises:
         ValueError: the text is empty, holds a line end or outer spaces, or the code breaks the grammar.
@@ -44,6 +45,7 @@ class Segment:
     text: str
     code: str
     respondent: int
+    line: int = field(default=0, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "code", canonical_code(self.code))
@@ -133,7 +135,7 @@ def read_annotations(path: str | PathLike[str], continuation: str = "merge", enc
         if own_code is None and continuation == "merge":
             segments[-1] = replace(segments[-1], text=f"{segments[-1].text} {sentence}")
         else:
-            segments.append(Segment(sentence, code, respondent))
+            segments.append(Segment(sentence, code, respondent, number))
     if respondent < 0:
         problems.append(LineProblem(1, "", "empty file, expected at least one line 'CODE SENTENCE'"))
     if problems:

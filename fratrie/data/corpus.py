@@ -1,8 +1,10 @@
 """The family-relations corpus as a `datasets.DatasetDict`, and splits that keep a respondent on one side."""
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from importlib.resources import as_file, files
+from pathlib import Path
 
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 from sklearn.model_selection import GroupShuffleSplit
@@ -27,11 +29,16 @@ def load_family_relations() -> DatasetDict:
     """
     splits, respondents = {}, 0
     for name in ("train", "test"):
-        with as_file(files("fratrie.data") / "family_relations" / f"{name}.txt") as path:
+        with shipped_file(name) as path:
             segments = read_annotations(path)
         splits[name] = to_dataset(replace(s, respondent=s.respondent + respondents) for s in segments)
         respondents += segments[-1].respondent + 1
     return DatasetDict(splits)
+
+
+def shipped_file(part: str) -> AbstractContextManager[Path]:
+    """The annotation file of a part of the shipped corpus, `train` or `test`."""
+    return as_file(files("fratrie.data") / "family_relations" / f"{part}.txt")
 
 
 def to_dataset(segments: Iterable[Segment]) -> Dataset:

@@ -104,6 +104,20 @@ def load_labelled(
     return Dataset.from_dict(columns, features=Features(features))
 
 
+def rows_in_file(path: str | PathLike[str], annotator: str | None = None, form: TextFormat = UTF8) -> list[int]:
+    """Where each text that `load_labelled` reads stands in its file, as people find it.
+
+    Returns:
+        The row that a spreadsheet program shows, which counts the header of a csv or a sheet as row 1; elsewhere rows
+        counted from 1, or the lines of a .txt.
+    """
+    path = existing_file(path)
+    if path.suffix.lower() == ".txt":
+        return [segment.line for segment in read_annotations(path, encoding=form.encoding)]
+    table = one_annotation_each(flat_tasks(read_table(path, form)), annotator)
+    return [table.shown_number(place) for place in range(len(next(iter(table.columns.values()))))]
+
+
 def load_values(
     path: str | PathLike[str],
     text_column: str = "text",

@@ -32,13 +32,14 @@ class Table:
     """Columns of equal length by name.
 
     `class_names` holds the label names of columns that declare them, `rows` the numbers (from 1) that the rows have in
-    the file, where these are not simply counted.
+    the file, where these are not simply counted, and `shown` those that a spreadsheet program shows beside them.
     """
 
     path: Path
     columns: dict[str, list[Any]]
     class_names: dict[str, list[str]] = field(default_factory=dict)
     rows: list[int] | None = None
+    shown: list[int] | None = None
 
     def column(self, name: str, option: str) -> list[Any]:
         """The values of a column; a ValueError names the columns there are and the option that picks one."""
@@ -50,10 +51,15 @@ class Table:
         """The number of a row in the file."""
         return self.rows[place] if self.rows else place + 1
 
+    def shown_number(self, place: int) -> int:
+        """The number of a row as people find it: in a spreadsheet, where the header and blank rows count."""
+        return self.shown[place] if self.shown else self.number(place)
+
     def of_rows(self, places: Sequence[int]) -> "Table":
         """The table of some of its rows, which keep their numbers."""
         columns = {name: [cells[place] for place in places] for name, cells in self.columns.items()}
-        return replace(self, columns=columns, rows=[self.number(place) for place in places])
+        rows, shown = ([number(place) for place in places] for number in (self.number, self.shown_number))
+        return replace(self, columns=columns, rows=rows, shown=shown)
 
 
 def missing_column(source: str | PathLike[str], name: str, there: Iterable[str], option: str) -> ValueError:
@@ -144,55 +150,58 @@ def table_kind(path: Path) -> str:
 def _read_csv(path: Path, form: TextFormat) -> Table:
     text = read_text(path, form)
     rows = _csv_rows(io.StringIO(text, newline=""), path, _delimiter(path, form))
-    line_of_header, header = next(rows, (1, []))
+    line_of_header, _, header = next(rows, (1, 1, []))
     _check_header(path, line_of_header, header)
-    kept, problems = [], []
-    for line, row in rows:
-        if len(row) == len(header):
-            kept.append(row)
-        else:
+    kept, numbers, problems = [], [], []
+    for line, number, row in rows:
+        kept.append(row)
+        numbers.append(number)
+        if len(row) != len(header):
             problems.append(_ragged(path, line, row, header))
     if problems:
         raise ValueError("\n".join(first_of(problems)))
-    return _table_of(path, line_of_header, header, kept)
+    return _table_of(path, line_of_header, header, kept, numbers)
 
 
-def _table_of(path: Path, line: int, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """The columns of rows under a header, but those without a name and content."""
+def _table_of(
+    path: Path, line: int, header: Sequence[str], rows: Sequence[Sequence[str]], numbers: list[int]
+) -> Table:
+    """The columns of rows under a header, but those without a name and content; `numbers` are those of the rows."""
     columns = [(name, [row[place] for row in rows]) for place, name in enumerate(header)]
     columns = [(name, cells) for name, cells in columns if name.strip() or any(map(str.strip, cells))]
     if len(dict(columns)) < len(columns):
         raise ValueError(
             f"{path}, line {line}: several columns with content have no name in {excerpt(header, 300)}: name them"
         )
-    return Table(path, dict(columns))
+    return Table(path, dict(columns), shown=numbers)
 
 
 def _stream_csv(path: Path, column: str, form: TextFormat) -> Iterator[str]:
     delimiter = _delimiter(path, form)
     with open_text(path, form) as file:
         rows = _csv_rows(file, path, delimiter)
-        line, header = next(rows, (1, []))
+        line, _, header = next(rows, (1, 1, []))
         _check_header(path, line, header)
         if column not in header:
             raise missing_column(path, column, header, "text_column")
         place = header.index(column)
-        for line, row in rows:
+        for line, _, row in rows:
             if len(row) != len(header):
                 raise ValueError(_ragged(path, line, row, header))
             yield row[place]
 
 
-def _csv_rows(file: TextIO, path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """The line and the fields of each row that is not blank or of empty cells, the header first."""
+def _csv_rows(file: TextIO, path: Path, delimiter: str) -> Iterator[tuple[int, int, list[str]]]:
+    """The last line, the number in a spreadsheet and the fields of each row that is not blank or of empty cells, the
+    header first."""
     skipped = 1 if _EXCEL_LINE.fullmatch(file.readline()) else 0
     if not skipped:
         file.seek(0)
     reader = csv.reader(checked_lines(file, path), delimiter=delimiter, strict=True)
     try:
-        for row in reader:
+        for number, row in enumerate(reader, start=1):
             if any(row) or len(row) == 1:  # of several empty cells, Excel has made a blank row
-                yield reader.line_num + skipped, row
+                yield reader.line_num + skipped, number, row
     except csv.Error as error:
         raise ValueError(f"{path}, line {reader.line_num + skipped}: {error}; are all quotes closed?") from None
 
@@ -223,7 +232,7 @@ def _misfits(path: Path, form: TextFormat, mark: str) -> int | None:
     """How many rows of the sample have other fields than the header if cut at the mark; None if it cuts no header."""
     with open_text(path, form) as file:
         try:
-            rows = [row for _, row in itertools.islice(_csv_rows(file, path, mark), _SAMPLE)]
+            rows = [row for *_, row in itertools.islice(_csv_rows(file, path, mark), _SAMPLE)]
         except ValueError:
             return _SAMPLE if mark in _first_line(path, form) else None
     return sum(len(row) != len(rows[0]) for row in rows) if rows and len(rows[0]) > 1 else None
@@ -252,7 +261,7 @@ def _ragged(path: Path, line: int, row: Sequence[str], header: Sequence[str]) ->
 def _read_spreadsheet(path: Path, form: TextFormat) -> Table:
     (line, header), *rows = sheets.read_sheet(path, form.sheet) or [(1, [])]
     _check_header(path, line, header)
-    return _table_of(path, line, header, [row for _, row in rows])
+    return _table_of(path, line, header, [row for _, row in rows], [number for number, _ in rows])
 
 
 # --- Stata and SPSS ---

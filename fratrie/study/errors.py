@@ -56,13 +56,13 @@ def confident_errors(
         probabilities_NL: of each label.
         predictions_NL: indicators of what was decided, by whichever thresholds.
         truth_NL: indicators.
-        sentences: their texts and respondents.
+        sentences: their texts, respondents and rows.
         labels: the L label names.
         most: errors to pick.
 
     Returns:
-        The surest first: `text`, `respondent` (or `None`), `label`, its `truth` (0 or 1) and `probability`, the true
-        `labels` and the `predicted` ones.
+        The surest first: `text`, its `row` in the file, `respondent` (or `None`), `label`, its `truth` (0 or 1) and
+        `probability`, the true `labels` and the `predicted` ones.
     """
     wrong_NL = predictions_NL != truth_NL
     distance_NL = np.where(wrong_NL, np.abs(probabilities_NL - truth_NL), -1)
@@ -71,6 +71,7 @@ def confident_errors(
     return [
         {
             "text": sentences.texts[row],
+            "row": _row_in_file(sentences, row),
             "respondent": None if sentences.groups is None else sentences.groups[row],
             "label": labels[label],
             "truth": int(truth_NL[row, label]),
@@ -98,13 +99,13 @@ def label_issues(
     Args:
         probabilities_NL: of each label, out of fold.
         truth_NL: the labels to judge, as indicators; with one label per sentence a single 1 in each row.
-        sentences: their texts.
+        sentences: their texts and rows.
         labels: the L label names.
         most: labels to pick.
         problem_type: several labels per sentence, of which each is judged for itself, or one.
 
     Returns:
-        The likeliest mistake first: `part`, `row` (from 0), `text`, `label`, whether it was `given` (1: perhaps it
+        The likeliest mistake first: `part`, `row` in the file, `text`, `label`, whether it was `given` (1: perhaps it
         should not have been, 0: perhaps it should) and its `quality`, the probability that this is right. With one
         label per sentence `instead` is the most probable label, else `None`.
 
@@ -122,7 +123,7 @@ def label_issues(
     return [
         {
             "part": "train",
-            "row": int(row),
+            "row": _row_in_file(sentences, row),
             "text": sentences.texts[row],
             "label": labels[label],
             "given": int(truth_NL[row, label]),
@@ -154,6 +155,10 @@ def _doubtful_classes(probabilities_NL: NDArray[np.float64], truth_NL: NDArray[n
         return np.zeros(truth_NL.shape, dtype=bool)
     doubtful_N = find_label_issues(truth_NL.argmax(1), probabilities_NL, n_jobs=1)
     return doubtful_N[:, None] & (truth_NL == 1)
+
+
+def _row_in_file(sentences: Sentences, place: int) -> int:
+    return int(place) + 1 if sentences.rows is None else sentences.rows[place]
 
 
 def _names(indicators_L: NDArray[np.int64], labels: Sequence[str]) -> list[str]:

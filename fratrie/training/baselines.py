@@ -39,11 +39,12 @@ Progress = Callable[[float, float], None]
 
 @dataclass(frozen=True)
 class Sentences:
-    """Texts with their 0/1 labels, shape (N, L), and the group (respondent) that each belongs to."""
+    """Texts with their 0/1 labels, shape (N, L), the group (respondent) of each, and the row of the file it stands in."""
 
     texts: Sequence[str]
     labels: NDArray[np.int64]
     groups: Sequence[Hashable] | None = None
+    rows: Sequence[int] | None = None
 
     @property
     def respondents(self) -> Sequence[Hashable]:
@@ -52,12 +53,12 @@ class Sentences:
 
     @classmethod
     def from_dataset(cls, dataset: "Dataset") -> "Sentences":
-        """Take the columns `text`, `labels` (one label per text or several) and, where there, `respondent`."""
+        """Take the columns `text`, `labels` (one label per text or several), `respondent` and `row` if they are there."""
         labels = targets_of(dataset).astype(np.int64)
         if labels.ndim == 1:
             labels = np.eye(len(task_of(dataset.features).labels), dtype=np.int64)[labels]
-        groups = dataset["respondent"][:] if "respondent" in dataset.features else None
-        return cls(dataset["text"][:], labels, groups)
+        groups, rows = (dataset[name][:] if name in dataset.features else None for name in ("respondent", "row"))
+        return cls(dataset["text"][:], labels, groups, rows)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from label_names import names
 
 from fratrie.data import LABELS, AnnotationError, Segment, write_annotations
 from fratrie.data.corpus import load_family_relations, to_dataset
-from fratrie.data.loading import load_labelled, load_texts, load_values
+from fratrie.data.loading import load_labelled, load_texts, load_values, rows_in_file
+from fratrie.data.output_sheets import write_sheet
 from fratrie.data.tables import missing_column, stream_column
 from fratrie.data.text_files import TextFormat
 
@@ -249,6 +250,24 @@ def test_groups_are_kept(tmp_path):
     assert load_labelled(path, group_column="who")["respondent"][:] == ["Léa", "Tom"]
     assert load_labelled(make_rows(tmp_path / "rows.csv", rows))["respondent"][:] == ["4", "4"]
     refused(path, "no column 'speaker'", "'text', 'labels', 'group', 'who'", group_column="speaker")
+
+
+def test_rows_are_those_that_a_spreadsheet_shows(tmp_path):
+    write_sheet(tmp_path / "a.xlsx", {"text": ["un", "", "trois"], "labels": ["a", "", "b"]})
+    write_rows = {
+        "a.csv": 'text,labels\nun,a\n,\n"deux\nlignes",b\n\ntrois,a\n',
+        "b.csv": "sep=;\ntext;labels\nun;a\n",
+        "c.jsonl": '{"text": "un", "labels": ["a"]}\n{"text": "deux", "labels": []}\n',
+        "d.txt": "jm+ Un.\n& Encore un.\n\nji Deux.\n",
+        "e.csv": "text,labels,annotator\nun,a,x\nun,b,y\ndeux,b,x\n",
+    }
+    for name, content in write_rows.items():
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    found = {name: rows_in_file(tmp_path / name) for name in ("a.xlsx", *list(write_rows)[:4])}
+    assert found == {"a.xlsx": [2, 4], "a.csv": [2, 4, 6], "b.csv": [2], "c.jsonl": [1, 2], "d.txt": [1, 4]}
+    for name, rows in found.items():
+        assert len(load_labelled(tmp_path / name)) == len(rows)
+    assert rows_in_file(tmp_path / "e.csv", annotator="x") == [2, 4]
 
 
 def test_one_column_plays_one_part(tmp_path):

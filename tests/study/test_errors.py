@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from cleanlab.filter import find_label_issues
+from cleanlab.multilabel_classification.filter import find_multilabel_issues_per_class
 from cleanlab.multilabel_classification.rank import get_label_quality_scores_per_class
 from sklearn.metrics import confusion_matrix
 
@@ -47,13 +48,13 @@ def test_the_surest_errors_come_first_and_a_sentence_once():
     truth = np.array([[1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 1], [0, 0, 1]])
     probabilities = np.array([[0.3, 0.9, 0.1], [0.2, 0.8, 0.1], [0.05, 0.7, 0.1], [0.35, 0.1, 0.9], [0.1, 0.2, 0.55]])
     predictions = (probabilities > [0.32, 0.5, 0.6]).astype(int)
-    sentences = Sentences(list("abcde"), truth, list("rsrss"))
+    sentences = Sentences(list("abcde"), truth, list("rsrss"), [2, 3, 5, 6, 9])
     result = confident_errors(probabilities, predictions, truth, sentences, LABELS)
-    assert [(e["text"], e["label"], e["truth"], e["probability"]) for e in result] == [
-        ("c", "m", 1, 0.05),
-        ("a", "p", 0, 0.9),
-        ("e", "+", 1, 0.55),
-        ("d", "m", 0, 0.35),
+    assert [(e["text"], e["row"], e["label"], e["truth"], e["probability"]) for e in result] == [
+        ("c", 5, "m", 1, 0.05),
+        ("a", 2, "p", 0, 0.9),
+        ("e", 9, "+", 1, 0.55),
+        ("d", 6, "m", 0, 0.35),
     ]
     assert result[1]["labels"] == ["m"] and result[1]["predicted"] == ["p"] and result[1]["respondent"] == "r"
     assert confident_errors(probabilities, predictions, truth, sentences, LABELS, most=1) == result[:1]
@@ -65,12 +66,15 @@ def test_the_surest_errors_come_first_and_a_sentence_once():
 def test_turned_labels_are_found():
     probabilities, truth, turned, sentences = classified()
     issues = label_issues(probabilities, truth, sentences, LABELS, most=1000)
-    found = {(issue["row"], LABELS.index(issue["label"])) for issue in issues}
+    found = {(issue["row"] - 1, LABELS.index(issue["label"])) for issue in issues}
+    carried = [np.flatnonzero(row).tolist() for row in truth]
+    flagged = find_multilabel_issues_per_class(carried, probabilities, n_jobs=1)
+    assert found == set(zip(*map(np.ndarray.tolist, np.nonzero(flagged)), strict=True)), "and no other"
     assert found <= set(zip(*map(np.ndarray.tolist, np.nonzero(turned)), strict=True))
     assert len(found) >= turned.sum() - 2  # how many there are is estimated
-    qualities = get_label_quality_scores_per_class([np.flatnonzero(row).tolist() for row in truth], probabilities)
+    qualities = get_label_quality_scores_per_class(carried, probabilities)
     for issue in issues:
-        row, label = issue["row"], LABELS.index(issue["label"])
+        row, label = issue["row"] - 1, LABELS.index(issue["label"])
         assert issue["quality"] == pytest.approx(qualities[row][label])
         assert issue["given"] == truth[row, label] and issue["text"] == f"text {row}" and issue["instead"] is None
     assert [issue["quality"] for issue in issues] == sorted(issue["quality"] for issue in issues)
@@ -85,12 +89,13 @@ def test_one_label_per_sentence_is_judged_as_one():
     probabilities /= probabilities.sum(1, keepdims=True)
     sentences = Sentences([f"text {i}" for i in range(200)], np.eye(3, dtype=int)[given])
     issues = label_issues(probabilities, sentences.labels, sentences, LABELS, problem_type=SINGLE_LABEL)
-    assert sorted(issue["row"] for issue in issues) == np.flatnonzero(find_label_issues(given, probabilities)).tolist()
-    assert {issue["row"] for issue in issues} <= set(np.flatnonzero(given != right).tolist())
+    rows = [issue["row"] - 1 for issue in issues]
+    assert sorted(rows) == np.flatnonzero(find_label_issues(given, probabilities)).tolist()
+    assert set(rows) <= set(np.flatnonzero(given != right).tolist())
     assert len(issues) >= (given != right).sum() - 1 > 3
-    for issue in issues:
-        assert (issue["label"], issue["given"]) == (LABELS[given[issue["row"]]], 1)
-        assert issue["instead"] == LABELS[right[issue["row"]]]
+    for row, issue in zip(rows, issues, strict=True):
+        assert (issue["label"], issue["given"]) == (LABELS[given[row]], 1)
+        assert issue["instead"] == LABELS[right[row]]
 
 
 def test_labels_that_all_or_none_carry_are_not_doubted():

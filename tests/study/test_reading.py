@@ -34,6 +34,7 @@ def test_whole_respondents_are_kept_for_the_test_and_second_labels_stay_with_the
     expected = {"un": [1, 0], "deux": [0, 1], "trois": None, "quatre": [0, 0], "cinq": None}
     assert [None if row is None else row.tolist() for row in found] == [expected[text] for text in texts]
     assert all(row is None or row.dtype == np.int64 for row in found)
+    assert [*parts["train"]["row"], *parts["test"]["row"]] == [2, 3, 6, 4, 5]
 
 
 def test_a_test_file_has_its_own_second_labels(tmp_path):
@@ -52,6 +53,7 @@ def test_two_annotators_with_rows_of_their_own(tmp_path, labels):
     options = StudyDataOptions(train_file=file, annotator="ann", second_annotator="bob", test_size=0.4)
     parts = read_study(options, seed=0)
     texts = [*parts["train"]["text"], *parts["test"]["text"]]
+    assert all(rows[number - 2][0] == text for part in parts.values() for text, number in zip(part["text"], part["row"]))
     expected = {"un": [1, 0], "deux": [1, int(" " in labels[2])]}
     found = second_annotations(parts, 2)
     assert [None if row is None else row.tolist() for row in found] == [expected.get(text) for text in texts]

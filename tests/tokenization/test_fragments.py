@@ -1,6 +1,5 @@
 """Words cut into letters: counted as a naive reading of the pieces does, told of texts of another domain alone."""
 
-import logging
 import re
 
 import pytest
