@@ -30,6 +30,7 @@ from fratrie.training.output_files import prepare_output
 from fratrie.training.scoring import predict_logits
 from fratrie.training.tasks import Task
 from fratrie.training.uncertainty import doubts, most_unlike
+from fratrie.wording import counted
 
 from .options import read_options
 from .running import run
@@ -115,7 +116,7 @@ def _predict(options: PredictionOptions, output: Output, accelerator: Accelerato
     )
     output.write(path, table)
     what = f"the {len(kept)} that the model is least sure of" if options.uncertain else "all"
-    print(f"{len(places)} texts labelled, {what} in {path}")
+    print(f"{counted(len(places), 'text')} labelled, {what} in {path}")
     if output.format == "label_studio":
         print(f"labelling interface of the project: {labelling_interface(table.names, table.several)}")
 

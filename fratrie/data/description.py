@@ -8,6 +8,7 @@ from datasets import ClassLabel, Dataset, List
 
 from fratrie.data.annotation import excerpt, first_of
 from fratrie.data.repeats import find_repeats
+from fratrie.wording import counted
 
 
 def describe(dataset: Dataset, rows: int = 3) -> str:
@@ -27,8 +28,8 @@ def _lines(dataset: Dataset, rows: int) -> Iterator[str]:
     texts, labels = dataset["text"][:], dataset["labels"][:]
     kind, shown, summary = _reading(dataset)
     speakers = set(dataset["respondent"][:]) if "respondent" in dataset.column_names else ()
-    of_whom = f" of {_counted(len(speakers), 'respondent')}" if speakers else ""
-    yield f"{_counted(len(texts), 'text')}{of_whom}, {kind}"
+    of_whom = f" of {counted(len(speakers), 'respondent')}" if speakers else ""
+    yield f"{counted(len(texts), 'text')}{of_whom}, {kind}"
     for number, (text, label) in enumerate(zip(texts[:rows], labels[:rows], strict=True), start=1):
         yield f"text {number}: {excerpt(text, 80)} → {shown(label)}"
     yield summary
@@ -37,7 +38,7 @@ def _lines(dataset: Dataset, rows: int) -> Iterator[str]:
         if pairs:
             row, met = pairs[0]
             where = f"text {row + 1} is text {met + 1} again: {excerpt(texts[row], 60)}"
-            yield f"{_counted(len(pairs), 'repetition')} of an earlier text {what}, such as {where}"
+            yield f"{counted(len(pairs), 'repetition')} of an earlier text {what}, such as {where}"
 
 
 def _reading(dataset: Dataset) -> tuple[str, Callable[[Any], str], str]:
@@ -55,9 +56,5 @@ def _reading(dataset: Dataset) -> tuple[str, Callable[[Any], str], str]:
     if not several:
         return "one label each", names.__getitem__, summary
     empty = sum(not row for row in labels)
-    summary += f"; {_counted(empty, 'text')} without a label" if empty else ""
+    summary += f"; {counted(empty, 'text')} without a label" if empty else ""
     return "several labels each", lambda row: ", ".join(names[label] for label in row) or "no label", summary
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number:,} {what}{'s' if number != 1 else ''}"

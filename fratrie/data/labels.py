@@ -67,6 +67,7 @@ def read_labels(
         rows = [[str(label) for label in row] for row in rows]
         names = sorted({str(label) for row in rows for label in row}, key=_natural_order)
         _check_own_names(names, rows, wrong)
+        _tell_marks(cells, rows, several)
         known = _KnownLabels(names)
     ids = _positions(rows, known, several, wrong)
     problems |= wrong
@@ -300,6 +301,35 @@ def _check_own_names(names: Sequence[str], rows: Sequence[Sequence[str | int]], 
         alike[name.casefold()].append(name)
     if pairs := [" and ".join(map(repr, same)) for same in alike.values() if len(same) > 1]:
         logger.warning("labels that differ in case alone are different labels: %s", "; ".join(first_of(pairs)))
+
+
+def _tell_marks(cells: Sequence[Any], rows: Sequence[Sequence[str | int]], several: bool) -> None:
+    """Tell by which marks labels are separated, and what is read as one label and may be meant as several."""
+    first: dict[str, str] = {}
+    alone: dict[str, int] = {}
+    among_others: set[str | int] = set()
+    for number, (cell, row) in enumerate(zip(cells, rows, strict=True), start=1):
+        if not isinstance(cell, str):
+            continue
+        marks = re.findall(rf"[,;|]|{_HASH}", cell)
+        for mark in marks:
+            first.setdefault(mark, f"{mark!r} (row {number}: {excerpt(cell, 40)})")
+        if marks:
+            among_others |= set(row)
+        elif re.search(r"\s", cell):
+            alone.setdefault(cell, number)
+    shown = " and ".join(first.values())
+    if first and not several:
+        logger.warning("each cell is one label, also one with %s, rows counted without a header", shown)
+    elif first:
+        logger.info("labels are separated by %s, rows counted without a header", shown)
+        names = [f"{excerpt(name, 40)} (row {row})" for name, row in alone.items() if name not in among_others]
+        if names:
+            logger.warning(
+                "cells with spaces and without such a mark are one label each, %s: where several are meant, separate "
+                "them as the others are",
+                ", ".join(first_of(names, 5)),
+            )
 
 
 def _natural_order(name: str) -> tuple[bool, int, str]:

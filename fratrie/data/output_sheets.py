@@ -1,6 +1,8 @@
 """Sheets of Excel, in which a text stays a text: none becomes a formula, a link, a number or markup."""
 
+import datetime
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,11 @@ def check_sheet(columns: Mapping[str, Sequence[Any]]) -> None:
                 )
 
 
+def has_writer() -> bool:
+    """Whether the package that writes sheets is installed."""
+    return find_spec("xlsxwriter") is not None
+
+
 def write_sheet(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
     """Write an xlsx with one sheet: a bold header that stays in sight, filters, columns as wide as their texts.
 
@@ -44,30 +51,55 @@ def write_sheet(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
         ValueError: as `check_sheet`.
         OSError: it cannot be written.
     """
+    check_sheet(columns)
+    _write(path, {"labelled": list(columns.items())})
+
+
+def write_book(path: Path, sheets: Mapping[str, Sequence[tuple[str, Sequence[Any]]]]) -> None:
+    """Write an xlsx of several sheets, each of columns with their titles, as `write_sheet` writes one.
+
+    The same cells give the same bytes. A text that is longer than a cell holds is cut.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    _write(
+        path,
+        {name: [(_cut(title), [*map(_cut, cells)]) for title, cells in columns] for name, columns in sheets.items()},
+    )
+
+
+def _cut(cell: Any) -> Any:
+    """Half of what a cell holds, in which a character may count twice."""
+    return cell if isinstance(cell, bool | int | float) else readable(cell)[: _CHARACTERS // 2]
+
+
+def _write(path: Path, sheets: Mapping[str, Sequence[tuple[str, Sequence[Any]]]]) -> None:
     import xlsxwriter
     from xlsxwriter.exceptions import FileCreateError
 
-    check_sheet(columns)
     try:
         # Row by row, so that a long table does not fill the memory; its parts lie beside the file until it is whole.
         with xlsxwriter.Workbook(str(path), {"constant_memory": True, "tmpdir": str(path.parent)}) as book:
-            _fill(book, columns)
+            book.set_properties({"created": datetime.datetime(2000, 1, 1)})  # the same cells give the same bytes
+            for name, columns in sheets.items():
+                _fill(book, name, columns)
     except FileCreateError as error:  # all that the library makes of a full disk
         raise error.args[0] from None
 
 
-def _fill(book: Any, columns: Mapping[str, Sequence[Any]]) -> None:
-    sheet, bold, plain = book.add_worksheet("labelled"), book.add_format({"bold": True}), book.add_format()
-    for place, (name, cells) in enumerate(columns.items()):
+def _fill(book: Any, name: str, columns: Sequence[tuple[str, Sequence[Any]]]) -> None:
+    sheet, bold, plain = book.add_worksheet(name), book.add_format({"bold": True}), book.add_format()
+    for place, (title, cells) in enumerate(columns):
         wrapped = book.add_format({"text_wrap": True, "valign": "top"}) if place == 0 else None
-        sheet.set_column(place, place, _width([name, *cells[:_SAMPLE]]), wrapped)
-    rows = max(map(len, columns.values()))
+        sheet.set_column(place, place, _width([title, *cells[:_SAMPLE]]), wrapped)
+    rows = max(len(cells) for _, cells in columns)
     sheet.freeze_panes(1, 0)
     sheet.autofilter(0, 0, rows, len(columns) - 1)
     sheet.ignore_errors({"number_stored_as_text": f"A1:XFD{rows + 1}"})  # a respondent may be called 007
-    for place, name in enumerate(columns):
-        _put(sheet, 0, place, name, bold)
-    for row, cells in enumerate(zip(*columns.values(), strict=True), start=1):
+    for place, (title, _) in enumerate(columns):
+        _put(sheet, 0, place, title, bold)
+    for row, cells in enumerate(zip(*(cells for _, cells in columns), strict=True), start=1):
         for place, cell in enumerate(cells):
             _put(sheet, row, place, cell, plain)
 

@@ -37,7 +37,8 @@ def agreement(
         `sentences` labelled by both and `left_out`, the number of others; Cohen's (1960) `kappa` and its
         `kappa_interval` by label, and `mean_kappa` of the labels that have one; Krippendorff's `alpha` of the label
         sets, with Passonneau's (2006) MASI distance, which for one label per sentence is the nominal one; `exact`, the
-        share of equal sets. `mean_kappa_interval` and `alpha_interval` are `[low, high]`, 95 % by respondent. `None`
+        share of equal sets. `mean_kappa_interval` and `alpha_interval` are `[low, high]`, 95 % by respondent, of
+        whom there are `interval_groups`. `None`
         stands for what is not defined: of a label that both give always or never, or of intervals of one respondent.
 
     Raises:
@@ -48,7 +49,8 @@ def agreement(
         raise ValueError("no sentence has labels of both annotators: agreement needs some that both have labelled")
     first_NL, second_NL = (np.array([given[i] for i in rows], dtype=np.float64) for given in (first, second))
     place_N, drawn_RG = draw_groups(rows if groups is None else [groups[i] for i in rows], draws, seed)
-    if drawn_RG.shape[1] == 1:
+    respondents = drawn_RG.shape[1]
+    if respondents == 1:
         drawn_RG = drawn_RG[:0]
     times_RG = np.vstack([np.ones(drawn_RG.shape[1]), drawn_RG])
     kappa_RL = _kappa(first_NL, second_NL, place_N, times_RG)
@@ -65,6 +67,7 @@ def agreement(
         "mean_kappa_interval": percentile_interval(mean_R[1:]),
         "alpha": _or_none(alpha_R[0]),
         "alpha_interval": percentile_interval(alpha_R[1:]),
+        "interval_groups": respondents,
         "exact": float((first_NL == second_NL).all(1).mean()),
     }
 

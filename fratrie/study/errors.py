@@ -71,7 +71,7 @@ def confident_errors(
     return [
         {
             "text": sentences.texts[row],
-            "row": _row_in_file(sentences, row),
+            "row": sentences.row(row),
             "respondent": None if sentences.groups is None else sentences.groups[row],
             "label": labels[label],
             "truth": int(truth_NL[row, label]),
@@ -123,7 +123,7 @@ def label_issues(
     return [
         {
             "part": "train",
-            "row": _row_in_file(sentences, row),
+            "row": sentences.row(row),
             "text": sentences.texts[row],
             "label": labels[label],
             "given": int(truth_NL[row, label]),
@@ -155,10 +155,6 @@ def _doubtful_classes(probabilities_NL: NDArray[np.float64], truth_NL: NDArray[n
         return np.zeros(truth_NL.shape, dtype=bool)
     doubtful_N = find_label_issues(truth_NL.argmax(1), probabilities_NL, n_jobs=1)
     return doubtful_N[:, None] & (truth_NL == 1)
-
-
-def _row_in_file(sentences: Sentences, place: int) -> int:
-    return int(place) + 1 if sentences.rows is None else sentences.rows[place]
 
 
 def _names(indicators_L: NDArray[np.int64], labels: Sequence[str]) -> list[str]:

@@ -13,6 +13,8 @@ from fratrie.checkpoints import read_json
 from fratrie.files import write_json
 from fratrie.training.fingerprint import differences
 
+from .names import step_name
+
 logger = logging.getLogger(__name__)
 
 _ORIGIN = "study.json"
@@ -53,9 +55,9 @@ class Journal:
     def step(self, name: str, find: Callable[[], Any]) -> Any:
         """What a step has found: read, if it ended before; else found now and kept. JSON must be able to hold it."""
         if known := self.read(name):
-            logger.info("%s: done before", name)
+            logger.info("%s: done before", step_name(name))
         else:
-            logger.info("%s …", name)
+            logger.info("%s …", step_name(name))
             start = time.perf_counter()
             found = find()
             self.write(name, found, time.perf_counter() - start)

@@ -30,11 +30,12 @@ def score(predictions_SNL: NDArray[np.int64], test: Sentences, labels: Sequence[
     """Scores of several runs, averaged, with 95 % intervals over respondents.
 
     `f1_interval` is by label, `present_macro_f1_interval` that of the mean of the labels that test holds: a label
-    without an example has no F1, and the mean of a study leaves it out.
+    without an example has no F1, and the mean of a study leaves it out. `interval_groups` counts the respondents.
     """
     scores = _mean([multilabel_scores(run, test.labels, labels) for run in predictions_SNL])
     by_label, macro = f1_intervals(predictions_SNL, test.labels, test.respondents, labels)
-    return scores | {"f1_interval": by_label, "present_macro_f1_interval": macro}
+    groups = len(set(test.respondents))
+    return scores | {"f1_interval": by_label, "present_macro_f1_interval": macro, "interval_groups": groups}
 
 
 def compare_with_classical(

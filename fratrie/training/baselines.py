@@ -39,7 +39,7 @@ Progress = Callable[[float, float], None]
 
 @dataclass(frozen=True)
 class Sentences:
-    """Texts with their 0/1 labels, shape (N, L), the group (respondent) of each, and the row of the file it stands in."""
+    """Texts with their 0/1 labels, shape (N, L), the group (respondent) of each, and its row in the file."""
 
     texts: Sequence[str]
     labels: NDArray[np.int64]
@@ -51,9 +51,13 @@ class Sentences:
         """Who speaks in each sentence; without groups, each sentence is a respondent's own."""
         return range(len(self.texts)) if self.groups is None else self.groups
 
+    def row(self, place: int) -> int:
+        """The row of the file in which a sentence stands; where it is not known, sentences are counted from 1."""
+        return int(place) + 1 if self.rows is None else self.rows[place]
+
     @classmethod
     def from_dataset(cls, dataset: "Dataset") -> "Sentences":
-        """Take the columns `text`, `labels` (one label per text or several), `respondent` and `row` if they are there."""
+        """Take the columns `text`, `labels` (one label per text or several) and, where there, `respondent`, `row`."""
         labels = targets_of(dataset).astype(np.int64)
         if labels.ndim == 1:
             labels = np.eye(len(task_of(dataset.features).labels), dtype=np.int64)[labels]

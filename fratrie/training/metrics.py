@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fratrie.data.annotation import excerpt
 from fratrie.data.tables import parsed_json
+from fratrie.wording import counted
 
 ProblemType = Literal["multi_label_classification", "single_label_classification", "regression"]
 MULTI_LABEL: Final = "multi_label_classification"
@@ -23,6 +24,8 @@ SINGLE_LABEL: Final = "single_label_classification"
 REGRESSION: Final = "regression"
 PROBLEM_TYPES = (MULTI_LABEL, SINGLE_LABEL, REGRESSION)
 Scores = dict[str, Any]
+FEW_GROUPS = 10  # a bootstrap of fewer tells little
+TOO_FEW = f"of fewer than {FEW_GROUPS}, intervals are too narrow, and a difference that excludes zero may be chance"
 
 
 def multilabel_scores(predictions: ArrayLike, references: ArrayLike, labels: Sequence[str] | None = None) -> Scores:
@@ -270,6 +273,7 @@ def scores_table(methods: Mapping[str, Scores]) -> str:
         f"{method}: no example of {', '.join(map(one_line, missing))}; such a label counts 0 in macro, not in present"
         for method, missing in absent.items()
     ]
+    notes += [f"{method}: {note}" for method, scores in methods.items() if (note := note_on_intervals(scores))]
     return "\n".join([_aligned(rows), *notes])
 
 
@@ -285,6 +289,15 @@ def _interval_rows(methods: Mapping[str, Scores], means: Sequence[str]) -> list[
             intervals = [*scores["f1_interval"].values(), *of_means]
             rows.append([f"  {method}", *("" if each is None else _figure(each[end]) for each in intervals)])
     return rows
+
+
+def note_on_intervals(scores: Scores) -> str:
+    """Of whom the intervals of F1 were drawn, with a warning where these are few; empty where there are none."""
+    if not (number := scores.get("interval_groups")):
+        return ""
+    who = counted(number, "text" if number == scores["samples"] else "respondent")
+    drawn = f"the intervals of F1 are drawn from {who}"
+    return f"{drawn}; {TOO_FEW}" if number < FEW_GROUPS else drawn
 
 
 def absent_labels(scores: Scores) -> list[str]:

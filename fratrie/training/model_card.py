@@ -15,7 +15,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from fratrie.files import write_text
 
-from .metrics import Scores, absent_labels, markdown_code, markdown_table, one_line
+from .metrics import Scores, absent_labels, markdown_code, markdown_table, note_on_intervals, one_line
 
 TEMPLATE = """---
 {{ card_data }}
@@ -186,7 +186,8 @@ def _notes(scores: Scores) -> list[str]:
     missing = absent_labels(scores) if "support" in scores else []
     names = ", ".join(map(markdown_code, missing))
     absent = f"No example of {names}: such a label counts 0 in the macro mean, and not in that of the labels present."
-    return [absent] * bool(missing) + [INTERVALS] * ("f1_interval" in scores)
+    drawn = [f"Here {note}."] if (note := note_on_intervals(scores)) else []
+    return [absent] * bool(missing) + [INTERVALS] * ("f1_interval" in scores) + drawn
 
 
 def _eval_results(facts: CardFacts) -> list[EvalResult]:

@@ -81,7 +81,7 @@ def score_rows(
         batch_size: most rows of a batch on one process.
         groups: who speaks in each row. With them, the scores of several labels per text also hold `f1_interval` and
             `present_macro_f1_interval`: how far the F1 of each label, and the macro mean of the labels present, would
-            move with other speakers (95 %, bootstrap).
+            move with other speakers (95 %, bootstrap); `interval_groups` counts the speakers.
         collator: makes the batches; by default the tokenizer pads them.
 
     Raises:
@@ -95,5 +95,5 @@ def score_rows(
     if groups is not None and task.problem_type == MULTI_LABEL:
         decisions = decide(probabilities(logits, MULTI_LABEL), thresholds)
         by_label, macro = f1_intervals(decisions, targets, groups, task.labels)
-        scores |= {"f1_interval": by_label, "present_macro_f1_interval": macro}
+        scores |= {"f1_interval": by_label, "present_macro_f1_interval": macro, "interval_groups": len(set(groups))}
     return scores

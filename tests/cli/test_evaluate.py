@@ -53,12 +53,13 @@ def test_scores_are_those_of_one_text_at_a_time(run_script, classifier, samples,
     model = AutoModelForSequenceClassification.from_pretrained(classifier).eval()
     probabilities = predicted(model, AutoTokenizer.from_pretrained(classifier), texts(samples / "test.jsonl"))
     decisions = probabilities > np.array(model.config.label_thresholds)
-    rows = [json.loads(line)["labels"] for line in (samples / "test.jsonl").read_text(encoding="utf-8").splitlines()]
-    truth = np.array([[label in labels for label in LABELS] for labels in rows])
+    lines = (samples / "test.jsonl").read_text(encoding="utf-8").splitlines()
+    truth = np.array([[label in json.loads(line)["labels"] for label in LABELS] for line in lines])
     scores = json.loads(output.read_text())
     assert scores == multilabel_scores(decisions, truth, LABELS) | {
         "f1_interval": scores["f1_interval"],
         "present_macro_f1_interval": scores["present_macro_f1_interval"],
+        "interval_groups": len({json.loads(line)["respondent"] for line in lines}),
     }
     assert scores["macro_f1"] == pytest.approx(f1_score(truth, decisions, average="macro"))
     assert 0.1 < scores["micro_recall"] < 0.9

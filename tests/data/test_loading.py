@@ -718,6 +718,31 @@ def test_marks_between_labels(tmp_path, mark):
     assert dataset["labels"] == [[0, 1], [2]]
 
 
+@pytest.mark.parametrize(
+    ("cells", "options", "told"),
+    [
+        (["a b", "a,c"], {}, ["separated by ',' (row 2: 'a,c')", "one label each, 'a b' (row 1): where several"]),
+        (
+            ["a b", "c, d", "c; d"],
+            {},
+            ["by ',' (row 2: 'c, d') and ';' (row 3: 'c; d')", "one label each, 'a b' (row 1)"],
+        ),
+        (["beau père", "beau père, mère"], {}, ["separated by ',' (row 2: 'beau père, mère')"]),
+        (["a b", "a,b"], {"multi_label": False}, ["each cell is one label, also one with ',' (row 2: 'a,b')"]),
+        (["a b", "a,b"], {"label_names": ["a", "b"]}, []),
+        ([["a b"], ["a,b"]], {}, []),
+    ],
+)
+def test_how_labels_are_separated_is_told(tmp_path, caplog, cells, options, told):
+    rows = [{"text": f"t{i}", "labels": cell} for i, cell in enumerate(cells)]
+    path = make_rows(tmp_path / "rows.jsonl", rows)
+    with caplog.at_level(logging.INFO):
+        load_labelled(path, **options)
+    assert len(caplog.records) == len(told)
+    for record, part in zip(caplog.records, told, strict=True):
+        assert part in record.getMessage()
+
+
 def test_labels_that_differ_in_case_are_told(tmp_path, caplog):
     load_labelled(
         make_rows(tmp_path / "a.csv", [{"text": "t", "labels": cell} for cell in ("Anger love", "anger", "love")])

@@ -52,6 +52,7 @@ def made_up_results(labels=LABELS, texts=("Ma mère est gentille.", "J'ai <deux>
             "left_out": 7,
             "kappa": {label: float(draw.uniform(0.6, 1)) for label in labels},
             "kappa_interval": {label: around(draw, 0.8) for label in labels},
+            "interval_groups": 298,
             "mean_kappa": 0.812,
             "mean_kappa_interval": [0.79, 0.83],
             "alpha": 0.787,
@@ -68,12 +69,19 @@ def data(truth, labels, texts):
     support = dict(zip(labels, truth.sum(0).tolist(), strict=True))
     parts = {
         "train": {
+            "file": "train.txt",
             "sentences": 1318,
             "respondents": 240,
             "support": {label: 4 * count for label, count in support.items()},
             "tokens": 17_423,
         },
-        "test": {"sentences": SENTENCES, "respondents": 58, "support": support, "tokens": 4_321},
+        "test": {
+            "file": "test.txt",
+            "sentences": SENTENCES,
+            "respondents": 58,
+            "support": support,
+            "tokens": 4_321,
+        },
     }
     return {
         "source": "the shipped corpus",
@@ -82,6 +90,20 @@ def data(truth, labels, texts):
         "labels": list(labels),
         "label_names": {label: f"meaning of {label}" for label in labels},
         "parts": parts,
+        "repeats": {
+            "counts": {
+                "train": {"same": 3, "other": 1},
+                "test": {"same": 0, "other": 0},
+                "both": {"same": 1, "other": 0},
+            },
+            "conflicts": [
+                {
+                    "text": texts[0],
+                    "again": {"part": "train", "row": 9, "labels": list(labels[:2])},
+                    "before": {"part": "train", "row": 4, "labels": []},
+                }
+            ],
+        },
         "examples": [{"text": text, "labels": list(labels[:2])} for text in texts],
     }
 
@@ -186,6 +208,7 @@ def errors(draw, labels, texts):
     confident = [
         {
             "text": texts[i % len(texts)],
+            "row": 7 + i,
             "respondent": 240 + i,
             "label": labels[i % len(labels)],
             "truth": i % 2,
@@ -198,7 +221,7 @@ def errors(draw, labels, texts):
     issues = [
         {
             "part": "train",
-            "row": 17 * i,
+            "row": 1 + 17 * i,
             "text": texts[i % len(texts)],
             "label": labels[i % len(labels)],
             "given": i % 2,

@@ -53,7 +53,11 @@ def test_two_annotators_with_rows_of_their_own(tmp_path, labels):
     options = StudyDataOptions(train_file=file, annotator="ann", second_annotator="bob", test_size=0.4)
     parts = read_study(options, seed=0)
     texts = [*parts["train"]["text"], *parts["test"]["text"]]
-    assert all(rows[number - 2][0] == text for part in parts.values() for text, number in zip(part["text"], part["row"]))
+    assert all(
+        rows[number - 2][0] == text
+        for part in parts.values()
+        for text, number in zip(part["text"], part["row"], strict=True)
+    )
     expected = {"un": [1, 0], "deux": [1, int(" " in labels[2])]}
     found = second_annotations(parts, 2)
     assert [None if row is None else row.tolist() for row in found] == [expected.get(text) for text in texts]

@@ -16,6 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from study_results import made_up_results
 
+from fratrie.data.sheets import read_sheet
+from fratrie.study.names import step_name
 from fratrie.study.report import PUBLISHED, write_report
 from fratrie.study.report.figures import all_figures
 from fratrie.study.report.methods import REFERENCES, methods
@@ -120,8 +122,8 @@ def test_numbers_of_the_page_are_those_of_the_results(written, case):
         ece = calibration["ece"]["before"][label], calibration["ece"]["after"][label]
         assert row[1:] == [f"{value:.3f}" for value in (*values, *ece)]
     for found, row in zip(results["errors"]["confident"], tables["table-confident_errors"][1:], strict=True):
-        assert row[0] == one_line(found["text"]) and row[4] == f"{found['probability']:.3f}"
-        assert row[3] == ("missed" if found["truth"] else "wrongly given")
+        assert row[:2] == [one_line(found["text"]), str(found["row"])] and row[5] == f"{found['probability']:.3f}"
+        assert row[4] == ("missed" if found["truth"] else "wrongly given")
 
 
 def test_the_table_of_methods_is_that_of_the_study_and_turns_for_many_labels(written):
@@ -159,6 +161,130 @@ def test_csv_files_hold_the_values_in_full(written, case):
                 parts = max(len(row[index]) if isinstance(row[index], tuple) else 1 for row in table.rows)
                 wanted += [*(cell if isinstance(cell, tuple) else [cell]), None, None][:parts]
             assert row == ["" if value is None else str(value) for value in wanted]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_workbook_holds_what_the_csv_files_hold(written, case):
+    for name, table in all_tables(CASES[case]).items():
+        file = written(case) / "tables" / f"{name}.csv"
+        sheet = read_sheet(written(case) / "tables.xlsx", name)
+        assert [number for number, _ in sheet] == list(range(1, len(table.rows) + 2))
+        for (_, row), cells in zip(sheet, csv.reader(file.open(encoding="utf-8", newline="")), strict=True):
+            assert [shown_in_a_sheet(cell) for cell in cells] == [shown_in_a_sheet(cell) for cell in row]
+
+
+def shown_in_a_sheet(cell):
+    """As a number where it is one, of the digits that a sheet keeps."""
+    try:
+        return f"{float(cell):.9g}"
+    except ValueError:
+        return cell.replace("\x00", "")
+
+
+def test_without_its_writer_there_is_no_workbook_and_this_is_told(tmp_path, monkeypatch, caplog, drawn):
+    monkeypatch.setattr("fratrie.study.report.page.all_figures", lambda results: drawn)
+    monkeypatch.setattr("fratrie.data.output_sheets.find_spec", lambda name: None)
+    write_report(CASES["the shipped labels"], tmp_path)
+    assert not (tmp_path / "tables.xlsx").exists() and "pip install xlsxwriter" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("file", "heading", "said"),
+    [
+        ("a.CSV", "Row", "Rows are those of a.CSV as a spreadsheet shows them, the header being row 1."),
+        ("a.jsonl", "Row", "Rows are those of a.jsonl, counted from 1."),
+        ("a.txt", "Line", "Lines are those of a.txt."),
+    ],
+)
+def test_rows_are_told_as_the_file_counts_them(tmp_path, monkeypatch, drawn, file, heading, said):
+    monkeypatch.setattr("fratrie.study.report.page.all_figures", lambda results: drawn)
+    results = without()
+    for part in results["data"]["parts"].values():
+        part["file"] = file
+    write_report(results, tmp_path)
+    page = page_of(tmp_path)
+    for name, key in (("confident_errors", "confident"), ("label_issues", "label_issues")):
+        head, *rows = page.tables[f"table-{name}"]
+        assert head[1] == heading and [row[1] for row in rows] == [str(each["row"]) for each in results["errors"][key]]
+    assert " ".join(page.text.split()).count(said) == 2
+    assert page.tables["table-repeats"] == [
+        ["Part", "With the same labels", "With other labels"],
+        ["train", "3", "1"],
+        ["test, where train holds them", "1", "0"],
+    ]
+    conflict = [
+        "Ma mère est gentille.",
+        f"train, {heading.lower()} 9",
+        "+, -",
+        f"train, {heading.lower()} 4",
+        "no label",
+    ]
+    assert page.tables["table-conflicts"][1:] == [conflict]
+
+
+@pytest.mark.parametrize(("number", "few"), [(9, True), (10, False)])
+@pytest.mark.parametrize("known", [True, False])
+def test_intervals_say_how_many_they_are_drawn_from_and_warn_of_few(tmp_path, monkeypatch, drawn, number, few, known):
+    monkeypatch.setattr("fratrie.study.report.page.all_figures", lambda results: drawn)
+    results = without()
+    results["data"]["parts"]["test"] |= (
+        {"respondents": number} if known else {"respondents": None, "sentences": number}
+    )
+    results["finetuned"]["comparison"]["macro"]["difference_interval"] = [0.01, 0.09]
+    who = f"{number} {'respondents' if known else 'sentences'}"
+    assert (f"drawn from {who}, too few to rely on it" in summary(results)[1]) == few
+    assert ("excludes zero" in summary(results)[1]) != few
+    found = methods(results)
+    assert f"bootstrap over the {who} of the test part" in found.english
+    assert ("too narrow to rely on" in found.english) == ("trop étroits" in found.french) == few
+    write_report(results, tmp_path)
+    html = " ".join(page_of(tmp_path).text.split())
+    assert (
+        f"drawn from the {who} of test" in html and f"Fine-tuned model on the test part; intervals over {who}" in html
+    )
+    assert (f"{who} are too few for intervals to rely on" in html) == few
+
+
+def test_one_of_a_kind_is_named_in_the_singular(tmp_path):
+    results = without("published")
+    one = results["search"]["tried"][0] | {"depth": 0, "epochs": 1}
+    results["search"] = {"tried": [one], "chosen": one}
+    results["learning_curve"] |= {"draws": 1}
+    results["classical"] = {"linear_svc": {"words": results["classical"]["linear_svc"]["words"]}}
+    results["agreement"]["sentences"] = 1
+    results["data"]["parts"]["test"] |= {"sentences": 1, "respondents": 1}
+    results["errors"]["label_issues"] = results["errors"]["label_issues"][:3]
+    write_report(results, tmp_path)
+    html = " ".join(page_of(tmp_path).text.split())
+    assert "drawn once for each size" in html and "one draw of each size" in html and "1 sentence has a second" in html
+    assert "The labels that cleanlab flags (3), by models" in html
+    assert "On 1 test sentence of 1 respondent the fine-tuned" in html
+    found = methods(results)
+    assert "The one setting tried has the head alone to train" in found.english and "1 epoch." in found.english
+    assert "L'unique réglage essayé compte la tête seule à entraîner" in found.french
+    assert "un bootstrap sur 1 répondant du test" in found.french
+    assert not re.search(r"\b1 (\w+ )?\w+s\b(?! is|')", f"{found.english} {html}".replace("1 respondents", ""))
+    without_model = results | {"finetuned": None}
+    assert summary(without_model)[0].startswith("The classical method in cross-validation is linear SVC on words")
+
+
+def test_steps_are_named_in_words():
+    names = {
+        "classical-linear_svc-states": "classical methods: Linear SVC on pooled states",
+        "search-f62a69e7": "search for the setting of fine-tuning",
+        "models-6-0.0004-12": "final models",
+        "curve-100-200-1-logistic_regression-words": "learning curve: Elastic-net logistic regression on words",
+        "curve-100-200-1-6-0.0004-12": "learning curve: Fine-tuning",
+        "words-6-0.0004-12-temperature-3": "words that speak for a label",
+    }
+    assert {key: step_name(key) for key in names} == names
+    results = without() | {"study": CASES["one label"]["study"] | {"seconds": dict.fromkeys(names, 1.0)}}
+    assert [row[0] for row in all_tables(results)["seconds"].rows] == list(names.values())
+
+
+def test_the_probability_beside_a_sentence_is_explained(written):
+    text = " ".join(page_of(written("the shipped labels")).text.split())
+    assert "The number behind a sentence is the probability that the model gives to the label." in text
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -19,6 +19,7 @@ from fratrie.training.metrics import (
     thresholds_by_name,
     tune_thresholds,
 )
+from fratrie.training.model_card import classification_tables
 
 METRIC_FOLDER = Path(metrics.__file__).parent / "multilabel_f1"
 
@@ -194,6 +195,21 @@ def test_a_label_without_example_is_told_once_and_the_mean_without_it_stands_bes
     assert rows[3] == "| `colère` | 1.000 | 1.000 | 1.000 |  | 1 |"
     assert rows[5] == "| macro mean | 0.667 | 0.667 | 0.667 |  | 2 |"
     assert rows[6] == "| macro mean, labels present | 1.000 | 1.000 | 1.000 | 0.250 to 1.000 | 2 |"
+
+
+@pytest.mark.parametrize(
+    ("samples", "groups", "who"), [(40, 9, "9 respondents"), (9, 9, "9 texts"), (30, 10, "10 respondents")]
+)
+def test_intervals_of_few_respondents_are_told(samples, groups, who):
+    truth = np.tile([[1, 0], [0, 1]], (samples, 1))[:samples]
+    scores = multilabel_scores(truth, truth, ["a", "b"]) | {
+        "f1_interval": {"a": [0.5, 1.0], "b": [0.5, 1.0]},
+        "present_macro_f1_interval": [0.5, 1.0],
+        "interval_groups": groups,
+    }
+    for said in (scores_table({"m": scores}), *classification_tables({"test": scores}).values()):
+        assert f"the intervals of F1 are drawn from {who}" in said
+        assert ("too narrow" in said) == (groups < 10)
 
 
 def test_a_class_without_example_counts_in_one_macro_mean_only():

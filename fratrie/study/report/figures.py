@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from .names import method_name, shortened
+from ..names import method_name, shortened
 from .tables import Results
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def _depth(results: Results) -> Made | None:
     axes.set_xticks(depths)
     axes.set(xlabel="trainable layers", ylabel="macro-F1, cross-validated")
     figure.legend(loc="outside upper left", ncols=3)
-    scores = ", ".join(f"{best[depth]:.3f} with {depth}" for depth in depths)
+    scores = ", ".join(f"{best[depth]:.3f} with {depth or 'the head alone'}" for depth in depths)
     return figure, "Cross-validated macro-F1 by trainable layers", f"The best macro-F1 of each depth: {scores}."
 
 
@@ -198,7 +198,8 @@ def _learning_curve(results: Results) -> Made | None:
         f"{method_name(name)} from {fmean(drawn[0]):.3f} to {fmean(drawn[-1]):.3f}"
         for name, drawn in curve["methods"].items()
     )
-    caption = "Macro-F1 by number of sentences: mean, and the band of all draws"
+    draws = ": mean, and the band of all draws" if curve["draws"] > 1 else ""
+    caption = f"Macro-F1 by number of sentences{draws}"
     return figure, caption, f"From {sizes[0]:,} to {sizes[-1]:,} sentences: {ends}."
 
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fratrie.training.metrics import SINGLE_LABEL, one_line
+from fratrie.training.metrics import FEW_GROUPS, SINGLE_LABEL, one_line
 
-from .tables import Results
+from .tables import Results, drawn_from
 
 REFERENCES = {
     "Breiman, 2001": "Breiman, L. (2001). Random forests. Machine Learning, 45(1), 5–32.",
@@ -120,11 +120,14 @@ def _data(results: Results) -> Iterator[Both]:
     each = "none, one or several of", "zéro, une ou plusieurs étiquettes"
     if data["problem_type"] == SINGLE_LABEL:
         each = "exactly one of", "exactement une étiquette"
+    carries = f"{each[0]} {labels}", f"{each[1]} parmi {len(data['labels'])}"
+    if len(data["labels"]) == 1:
+        carries = "the one label or not", "l'unique étiquette ou non"
     yield (
         f"The data ({source[0]}) are {train} for training and {test} for the test. "
-        f"Each sentence carries {each[0]} {labels}.",
+        f"Each sentence carries {carries[0]}.",
         f"Les données ({source[1]}) comptent {entrainement} pour l'apprentissage et {essai} pour le test. "
-        f"Chaque phrase porte {each[1]} parmi {len(data['labels'])}.",
+        f"Chaque phrase porte {carries[1]}.",
     )
 
 
@@ -208,13 +211,17 @@ def _finetuning(results: Results) -> Iterator[Both]:
 def _chosen_setting(search: Mapping[str, Any], depth: int) -> Both:
     chosen, settings = search["chosen"], _counted(len(search["tried"]), ("setting", "réglage essayé"))
     layers = _counted(chosen["depth"], ("trainable layer", "couche entraînable"))
+    layers = f"{layers[0]} of {depth}", f"{layers[1]} sur {depth}"
+    if not chosen["depth"]:
+        layers = "the head alone to train", "la tête seule à entraîner"
     epochs = _counted(chosen["epochs"], ("epoch", "époque"))
     rate = _number(chosen["learning_rate"], "g")
+    one = f"Of {settings[0]} tried, the chosen one", f"Parmi {settings[1]}, celui retenu"
+    if len(search["tried"]) == 1:
+        one = "The one setting tried", "L'unique réglage essayé"
     return (
-        f"Of {settings[0]} tried, the chosen one has {layers[0]} of {depth}, a learning rate of {rate[0]} and "
-        f"{epochs[0]}.",
-        f"Parmi {settings[1]}, celui retenu compte {layers[1]} sur {depth}, un taux d'apprentissage de {rate[1]} et "
-        f"{epochs[1]}.",
+        f"{one[0]} has {layers[0]}, a learning rate of {rate[0]} and {epochs[0]}.",
+        f"{one[1]} compte {layers[1]}, un taux d'apprentissage de {rate[1]} et {epochs[1]}.",
     )
 
 
@@ -248,9 +255,14 @@ def _intervals(results: Results) -> Iterator[Both]:
     finetuned = results["finetuned"]
     if not results["classical"] and finetuned is None:
         return
-    who = "sentences", "phrases"
-    if results["data"]["parts"]["test"]["respondents"] is not None:
-        who = "respondents", "répondants"
+    number, noun = drawn_from(results)
+    who = _counted(number, (noun, "phrase" if noun == "sentence" else "répondant"))
+    few = ("", "")
+    if number < FEW_GROUPS:
+        few = (
+            "; with so few of them they are too narrow to rely on",
+            " ; avec si peu de tirages possibles, ils sont trop étroits pour qu'on s'y fie",
+        )
     paired = ("", "")
     if finetuned is not None and finetuned.get("comparison"):
         paired = (
@@ -259,9 +271,9 @@ def _intervals(results: Results) -> Iterator[Both]:
         )
     yield (
         f"Intervals of 95 % are percentiles of a bootstrap over the {who[0]} of the test part (Efron, 1979)"
-        f"{paired[0]}.",
-        f"Les intervalles à 95 % sont les percentiles d'un bootstrap sur les {who[1]} du test (Efron, 1979)"
-        f"{paired[1]}.",
+        f"{paired[0]}{few[0]}.",
+        f"Les intervalles à 95 % sont les percentiles d'un bootstrap sur {'les ' * (number > 1)}{who[1]} du test "
+        f"(Efron, 1979){paired[1]}{few[1]}.",
     )
 
 

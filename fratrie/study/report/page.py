@@ -1,5 +1,6 @@
 """`write_report`: the page that people read, and the tables and figures as files for a paper."""
 
+import logging
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
@@ -7,17 +8,22 @@ from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from fratrie.data import sheets
+from fratrie.data.output_sheets import has_writer, write_book
 from fratrie.files import new_folder
-from fratrie.training.metrics import absent_labels, one_line
+from fratrie.training.metrics import FEW_GROUPS, absent_labels, one_line
+from fratrie.wording import counted
 
+from ..names import quoted
 from .figures import all_figures
 from .methods import methods
-from .names import quoted
 from .summary import summary
-from .table import csv_text, shown, tex_text
-from .tables import Results, all_tables, has_states
+from .table import columns_of, csv_text, shown, tex_text
+from .tables import Results, all_tables, drawn_from, has_states, place_in
 
-_LISTS = ("confident_errors", "label_issues")  # of sentences, which are for reading and not for a paper
+logger = logging.getLogger(__name__)
+
+_LISTS = ("conflicts", "confident_errors", "label_issues")  # of sentences, which are for reading and not for a paper
 _STRENGTHS = 4  # shades of a word that speaks for a label, or against it
 
 
@@ -30,9 +36,10 @@ class Piece(NamedTuple):
 
 
 def write_report(results: Results, folder: str | PathLike[str]) -> Path:
-    """Write `report.html`, `tables/*.csv` and `*.tex`, and `figures/*.svg`; the same results give the same bytes.
+    """Write `report.html`, `tables/*.csv` and `*.tex`, `tables.xlsx` and `figures/*.svg`.
 
-    The page stands alone: it loads nothing, and runs no script.
+    The page stands alone: it loads nothing, and runs no script. The same results give the same bytes. Without the
+    package xlsxwriter there is no `tables.xlsx`, which is logged.
 
     Args:
         results: what `results.json` holds. A section whose key is null is left out.
@@ -54,6 +61,10 @@ def write_report(results: Results, folder: str | PathLike[str]) -> Path:
             _write(made / "tables" / f"{name}.csv", csv_text(table))
             if name not in _LISTS:
                 _write(made / "tables" / f"{name}.tex", tex_text(table))
+        if has_writer():
+            write_book(made / "tables.xlsx", {name: columns_of(table) for name, table in tables.items()})
+        else:
+            logger.warning("tables.xlsx is not written, tables/*.csv hold the same: pip install xlsxwriter brings it")
         for name, figure in figures.items():
             _write(made / "figures" / f"{name}.svg", figure.svg)
         _write(made / "report.html", _page(results, tables, figures))
@@ -73,6 +84,8 @@ def _page(results: Results, tables: Mapping[str, Any], figures: Mapping[str, Any
         lstrip_blocks=True,
     )
     environment.filters |= {"one_line": one_line, "quoted": quoted, "pieces": pieces, "figure": shown}
+    environment.filters |= {"counted": counted, "counts_a_header": _counts_a_header}
+    environment.globals |= {"few_groups": FEW_GROUPS, "place_in": place_in}
     return environment.get_template("report.html.jinja").render(
         results=results,
         tables=tables,
@@ -80,8 +93,13 @@ def _page(results: Results, tables: Mapping[str, Any], figures: Mapping[str, Any
         summary=summary(results),
         methods=methods(results),
         with_states=has_states(results),
+        drawn_from=drawn_from(results),
         absent=absent_labels(results["data"]["parts"]["test"]),
     )
+
+
+def _counts_a_header(file: str) -> bool:
+    return file.lower().endswith((".csv", ".tsv", *sheets.KINDS))
 
 
 def pieces(sentence: Mapping[str, Any]) -> list[Piece]:

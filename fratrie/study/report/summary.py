@@ -2,8 +2,11 @@
 
 from typing import Any
 
-from .names import method_name, quoted
-from .tables import Results
+from fratrie.training.metrics import FEW_GROUPS
+from fratrie.wording import counted
+
+from ..names import method_name, quoted
+from .tables import Results, drawn_from
 
 
 def summary(results: Results) -> list[str]:
@@ -13,13 +16,14 @@ def summary(results: Results) -> list[str]:
     of the data alone.
     """
     part = results["data"]["parts"]["test"]
-    who = "" if part["respondents"] is None else f" of {part['respondents']:,} respondents"
-    test = f"{part['sentences']:,} test sentences{who}"
+    who = "" if part["respondents"] is None else f" of {counted(part['respondents'], 'respondent')}"
+    test = f"{counted(part['sentences'], 'test sentence')}{who}"
     if results["finetuned"] is not None:
         return _of_finetuned(results, test)
     if results["classical"]:
         return _of_classical(results, test)
-    return [f"The data are {results['data']['parts']['train']['sentences']:,} training and {test}."]
+    train = results["data"]["parts"]["train"]["sentences"]
+    return [f"The data are {train:,} training and {test}."]
 
 
 def _of_finetuned(results: Results, test: str) -> list[str]:
@@ -30,18 +34,18 @@ def _of_finetuned(results: Results, test: str) -> list[str]:
         f"{found['test']['present_macro_f1']:.3f}{_ends(found['test'])}{seeds}."
     ]
     if found.get("comparison") and "macro" in found["comparison"]:
-        sentences.append(_beside(found["comparison"]["macro"]))
+        sentences.append(_beside(found["comparison"]["macro"], *drawn_from(results)))
     return [*sentences, _strong_and_weak(found["test"])]
 
 
-def _beside(macro: dict[str, Any]) -> str:
+def _beside(macro: dict[str, Any], number: int, noun: str) -> str:
     ends = macro["difference_interval"]
     verdict = ""
     if ends is not None:
-        holds_zero = ends[0] <= 0 <= ends[1]
-        verdict = (
-            f" (95 % interval {ends[0]:+.3f} to {ends[1]:+.3f}, which {'holds' if holds_zero else 'excludes'} zero)"
-        )
+        says = f"which {'holds' if ends[0] <= 0 <= ends[1] else 'excludes'} zero"
+        if number < FEW_GROUPS:
+            says = f"drawn from {counted(number, noun)}, too few to rely on it"
+        verdict = f" (95 % interval {ends[0]:+.3f} to {ends[1]:+.3f}, {says})"
     return (
         f"The classical method that is best on these sentences, {_within(macro['baseline'])}, reaches "
         f"{macro['baseline_f1']:.3f}; the difference is {macro['difference']:+.3f}{verdict}."
@@ -55,9 +59,9 @@ def _of_classical(results: Results, test: str) -> list[str]:
         for features, found in by_features.items()
     ]
     score, name, scores = max(tried, key=lambda each: each[0])
+    which = f"best of {len(tried)} classical methods" if len(tried) > 1 else "classical method"
     return [
-        f"The best of {len(tried)} classical methods in cross-validation is {_within(name)}, with a macro-F1 of "
-        f"{score:.3f}.",
+        f"The {which} in cross-validation is {_within(name)}, with a macro-F1 of {score:.3f}.",
         f"On {test} it reaches {scores['present_macro_f1']:.3f}{_ends(scores)}.",
         _strong_and_weak(scores),
     ]

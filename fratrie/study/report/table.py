@@ -8,7 +8,6 @@ import io
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 from fratrie.training.metrics import one_line
@@ -108,17 +107,22 @@ def shown(value: str | float | None, form: str = ".3f") -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:{form}}"
 
 
+def columns_of(table: Table) -> list[tuple[str, list[Any]]]:
+    """Titles and values in full: the parts of an interval have columns of their own."""
+    columns = []
+    for place, column in enumerate(table.columns):
+        cells = [row[place] for row in table.rows]
+        parts = _parts(cells)
+        filled = [_padded(cell, len(parts)) for cell in cells]
+        columns += [(f"{column.title} {part}".rstrip(), [cell[i] for cell in filled]) for i, part in enumerate(parts)]
+    return columns
+
+
 def csv_text(table: Table) -> str:
-    """The values in full, as a csv file of Python and R: the parts of an interval have columns of their own."""
-    widths = [_parts(row[i] for row in table.rows) for i in range(len(table.columns))]
-    titles = ([f"{c.title} {part}".rstrip() for part in parts] for c, parts in zip(table.columns, widths, strict=True))
+    """The values in full, as a csv file of Python and R."""
+    titles, columns = zip(*columns_of(table), strict=True)
     file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(chain.from_iterable(titles))
-    for row in table.rows:
-        writer.writerow(
-            chain.from_iterable(_padded(cell, len(parts)) for cell, parts in zip(row, widths, strict=True))
-        )
+    csv.writer(file, lineterminator="\n").writerows([titles, *zip(*columns, strict=True)])
     return file.getvalue()
 
 

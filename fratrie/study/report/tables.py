@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from .names import FEATURES, method_name
+from fratrie.wording import counted
+
+from ..names import FEATURES, method_name, step_name
 from .table import Cell, Column, Features, Interval, Table
 
 Results = Mapping[str, Any]
@@ -37,6 +39,17 @@ def has_states(results: Results) -> bool:
     return any("states" in found for found in (results["classical"] or {}).values())
 
 
+def drawn_from(results: Results) -> tuple[int, str]:
+    """How many respondents of test the intervals are drawn from, or sentences where none are known, and their name."""
+    part = results["data"]["parts"]["test"]
+    return (part["sentences"], "sentence") if part["respondents"] is None else (part["respondents"], "respondent")
+
+
+def place_in(results: Results, part: str) -> str:
+    """What the sentences of a part are counted by in their file: «Row», or «Line» of a .txt."""
+    return "Line" if results["data"]["parts"][part]["file"].lower().endswith(".txt") else "Row"
+
+
 def interval(ends: Sequence[float] | None) -> Interval | None:
     """`[low, high]` of the results as a cell."""
     return None if ends is None else Interval(*ends)
@@ -52,6 +65,28 @@ def _data(results: Results) -> Iterator[Table]:
     meanings = {label: [names.get(label, "")] * bool(names) for label in data["labels"]}
     rows = [[label, *meanings[label], *(p["support"][label] for p in parts.values())] for label in data["labels"]]
     yield Table("labels", "Sentences that carry each label", columns, rows)
+    yield from _repeats(results)
+
+
+def _repeats(results: Results) -> Iterator[Table]:
+    found = results["data"]["repeats"]
+    names = {"train": "train", "test": "test", "both": "test, where train holds them"}
+    counts = [(names[where], count["same"], count["other"]) for where, count in found["counts"].items()]
+    columns = [Column(title) for title in ("Part", "With the same labels", "With other labels")]
+    rows = [list(row) for row in counts if any(row[1:])]
+    yield Table("repeats", "Sentences that stand there before", columns, rows)
+    columns = [Column(title) for title in ("Text", "Place", "Labels", "Earlier place", "Earlier labels")]
+    rows = [
+        [conflict["text"], *(cell for each in ("again", "before") for cell in _said(results, conflict[each]))]
+        for conflict in found["conflicts"]
+    ]
+    yield Table("conflicts", "Sentences that stand there before with other labels", columns, rows)
+
+
+def _said(results: Results, place: Mapping[str, Any]) -> list[str]:
+    """Where a sentence stands, and its labels there."""
+    where = f"{place['part']}, {place_in(results, place['part']).lower()} {place['row']}"
+    return [where, ", ".join(place["labels"]) or "no label"]
 
 
 def _methods(results: Results) -> Iterator[Table]:
@@ -120,7 +155,8 @@ def _classical(results: Results) -> Iterator[Table]:
         for method, tried in results["classical"].items()
         for features, found in tried.items()
     ]
-    yield Table("classical", "The setting of each classical method", [Column(title) for title in titles], rows)
+    caption = f"The setting of each classical method; interval over {counted(*drawn_from(results))}"
+    yield Table("classical", caption, [Column(title) for title in titles], rows)
 
 
 def _setting(parameters: Mapping[str, Any]) -> str:
@@ -144,12 +180,13 @@ def _finetuned(results: Results) -> Iterator[Table]:
     for title, mean in MEANS.items():
         ends = interval(test.get(f"{mean}_f1_interval"))
         rows.append([title, *(test[f"{mean}_{measure}"] for measure in order), ends, total])
-    yield Table("scores", "Fine-tuned model on the test part", columns, rows)
+    drawn = f"intervals over {counted(*drawn_from(results))}"
+    yield Table("scores", f"Fine-tuned model on the test part; {drawn}", columns, rows)
     if comparison:
-        yield _comparison(comparison)
+        yield _comparison(comparison, drawn)
 
 
-def _comparison(comparison: Mapping[str, Any]) -> Table:
+def _comparison(comparison: Mapping[str, Any], drawn: str) -> Table:
     titles = ("Label", "F1", "Best classical method", "Its F1")
     columns = [*map(Column, titles), Column("Difference", "+.3f"), Column("Difference, 95 % interval", "+.3f")]
     rows = [
@@ -163,7 +200,8 @@ def _comparison(comparison: Mapping[str, Any]) -> Table:
         ]
         for name, found in comparison.items()
     ]
-    return Table("comparison", "Fine-tuned model beside the classical method that is best on test", columns, rows)
+    caption = f"Fine-tuned model beside the classical method that is best on test; {drawn}"
+    return Table("comparison", caption, columns, rows)
 
 
 def _search(results: Results) -> Iterator[Table]:
@@ -225,7 +263,8 @@ def _learning_curve(results: Results) -> Iterator[Table]:
         [size, *(cell for draws in drawn for cell in (fmean(draws), Interval(min(draws), max(draws))))]
         for size, *drawn in zip(curve["sizes"], *curve["methods"].values(), strict=True)
     ]
-    caption = f"Macro-F1 on test by sentences learnt from: mean of {curve['draws']} draws"
+    draws = f"mean of {curve['draws']} draws" if curve["draws"] > 1 else "one draw"
+    caption = f"Macro-F1 on test by sentences learnt from: {draws} of each size"
     yield Table("learning_curve", caption, columns, rows)
 
 
@@ -242,15 +281,16 @@ def _errors(results: Results) -> Iterator[Table]:
     rows = [[missed, given, count] for count, missed, given in sorted(pairs, key=lambda pair: -pair[0])[:_MOST_PAIRS]]
     columns = [Column(title) for title in ("Missed", "Wrongly given", "Sentences")]
     yield Table("pairs_of_errors", "The most frequent pairs of errors in one sentence", columns, rows)
-    yield _confident_errors(results["errors"]["confident"])
-    yield _label_issues(results["errors"]["label_issues"])
+    yield _confident_errors(results["errors"]["confident"], place_in(results, "test"))
+    yield _label_issues(results["errors"]["label_issues"], place_in(results, "train"))
 
 
-def _confident_errors(errors: Sequence[Mapping[str, Any]]) -> Table:
-    titles = ("Text", "Respondent", "Label", "Error", "Probability", "Labels", "Predicted")
+def _confident_errors(errors: Sequence[Mapping[str, Any]], place: str) -> Table:
+    titles = ("Text", place, "Respondent", "Label", "Error", "Probability", "Labels", "Predicted")
     rows: list[list[Cell]] = [
         [
             error["text"],
+            str(error["row"]),
             "" if error["respondent"] is None else str(error["respondent"]),
             error["label"],
             "missed" if error["truth"] else "wrongly given",
@@ -263,13 +303,12 @@ def _confident_errors(errors: Sequence[Mapping[str, Any]]) -> Table:
     return Table("confident_errors", "The most confident errors on test", [Column(title) for title in titles], rows)
 
 
-def _label_issues(issues: Sequence[Mapping[str, Any]]) -> Table:
-    titles = ["Text", "Part", "Row", "Label", "Annotation", "Quality"]
+def _label_issues(issues: Sequence[Mapping[str, Any]], place: str) -> Table:
+    titles = ["Text", place, "Label", "Annotation", "Quality"]
     one_label = any(issue["instead"] is not None for issue in issues)
     rows: list[list[Cell]] = [
         [
             issue["text"],
-            issue["part"],
             str(issue["row"]),
             issue["label"],
             "given" if issue["given"] else "not given",
@@ -289,7 +328,9 @@ def _agreement(results: Results) -> Iterator[Table]:
     rows.append(["mean", found["mean_kappa"], interval(found["mean_kappa_interval"])])
     rows.append(["Krippendorff's alpha of the label sets", found["alpha"], interval(found["alpha_interval"])])
     columns = [Column(title) for title in ("Label", "Cohen's kappa", "95 % interval")]
-    yield Table("agreement", "Agreement of the two annotators", columns, rows)
+    noun = "sentence" if results["data"]["parts"]["test"]["respondents"] is None else "respondent"
+    caption = f"Agreement of the two annotators; intervals over {counted(found['interval_groups'], noun)}"
+    yield Table("agreement", caption, columns, rows)
 
 
 def _published(results: Results) -> Iterator[Table]:
@@ -307,6 +348,7 @@ def _published(results: Results) -> Iterator[Table]:
 def _study(results: Results) -> Iterator[Table]:
     study = results["study"]
     columns = [Column("Step"), Column("Seconds", ",.0f")]
-    yield Table("seconds", "Seconds of each step", columns, [list(row) for row in study["seconds"].items()])
+    rows: list[list[Cell]] = [[step_name(key), seconds] for key, seconds in study["seconds"].items()]
+    yield Table("seconds", "Seconds of each step", columns, rows)
     columns = [Column("Package"), Column("Version")]
     yield Table("versions", "Software", columns, [list(row) for row in study["versions"].items()])

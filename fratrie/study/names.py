@@ -1,4 +1,4 @@
-"""How the report calls methods, features and labels."""
+"""How a study calls its methods, features, labels and steps."""
 
 import re
 
@@ -14,6 +14,13 @@ METHODS = {
     "kernel_svc": "Kernel SVC",
 }
 FEATURES = {"words": "words", "states": "pooled states"}
+_STEPS = {
+    "classical": "classical methods",
+    "search": "search for the setting of fine-tuning",
+    "models": "final models",
+    "curve": "learning curve",
+    "words": "words that speak for a label",
+}
 _WITH_FEATURES = re.compile(rf"({'|'.join(METHODS)})\W+({'|'.join(FEATURES)})\W*")
 
 
@@ -22,6 +29,16 @@ def method_name(name: str) -> str:
     if found := _WITH_FEATURES.fullmatch(name):
         return f"{METHODS[found[1]]} on {FEATURES[found[2]]}"
     return METHODS.get(name, one_line(name))
+
+
+def step_name(key: str) -> str:
+    """The key of a step in words: `models-6-0.0004-12` as «final models»."""
+    kind, *_ = key.split("-")
+    which = _WITH_FEATURES.search(key)
+    name = _STEPS.get(kind, one_line(key))
+    if kind == "curve" and not which:
+        return f"{name}: {METHODS['finetuned']}"
+    return f"{name}: {method_name(which[0])}" if which else name
 
 
 def shortened(name: str, most: int = 24) -> str:
