@@ -2,7 +2,6 @@
 
 import datetime
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +36,6 @@ def check_sheet(columns: Mapping[str, Sequence[Any]]) -> None:
                 )
 
 
-def has_writer() -> bool:
-    """Whether the package that writes sheets is installed."""
-    return find_spec("xlsxwriter") is not None
-
-
 def write_sheet(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
     """Write an xlsx with one sheet: a bold header that stays in sight, filters, columns as wide as their texts.
 
@@ -63,10 +57,8 @@ def write_book(path: Path, sheets: Mapping[str, Sequence[tuple[str, Sequence[Any
     Raises:
         OSError: it cannot be written.
     """
-    _write(
-        path,
-        {name: [(_cut(title), [*map(_cut, cells)]) for title, cells in columns] for name, columns in sheets.items()},
-    )
+    whole = {name: [(_cut(title), [*map(_cut, cells)]) for title, cells in each] for name, each in sheets.items()}
+    _write(path, whole, created=datetime.datetime(2000, 1, 1))
 
 
 def _cut(cell: Any) -> Any:
@@ -74,14 +66,16 @@ def _cut(cell: Any) -> Any:
     return cell if isinstance(cell, bool | int | float) else readable(cell)[: _CHARACTERS // 2]
 
 
-def _write(path: Path, sheets: Mapping[str, Sequence[tuple[str, Sequence[Any]]]]) -> None:
+def _write(
+    path: Path, sheets: Mapping[str, Sequence[tuple[str, Sequence[Any]]]], created: datetime.datetime | None = None
+) -> None:
     import xlsxwriter
     from xlsxwriter.exceptions import FileCreateError
 
     try:
         # Row by row, so that a long table does not fill the memory; its parts lie beside the file until it is whole.
         with xlsxwriter.Workbook(str(path), {"constant_memory": True, "tmpdir": str(path.parent)}) as book:
-            book.set_properties({"created": datetime.datetime(2000, 1, 1)})  # the same cells give the same bytes
+            book.set_properties({"created": created})  # by default the time
             for name, columns in sheets.items():
                 _fill(book, name, columns)
     except FileCreateError as error:  # all that the library makes of a full disk

@@ -1,6 +1,5 @@
 """`write_report`: the page that people read, and the tables and figures as files for a paper."""
 
-import logging
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from fratrie.data import sheets
-from fratrie.data.output_sheets import has_writer, write_book
+from fratrie.data.output_sheets import write_book
 from fratrie.files import new_folder
 from fratrie.training.metrics import FEW_GROUPS, absent_labels, one_line
 from fratrie.wording import counted
@@ -20,8 +19,6 @@ from .methods import methods
 from .summary import summary
 from .table import columns_of, csv_text, shown, tex_text
 from .tables import Results, all_tables, drawn_from, has_states, place_in
-
-logger = logging.getLogger(__name__)
 
 _LISTS = ("conflicts", "confident_errors", "label_issues")  # of sentences, which are for reading and not for a paper
 _STRENGTHS = 4  # shades of a word that speaks for a label, or against it
@@ -38,8 +35,7 @@ class Piece(NamedTuple):
 def write_report(results: Results, folder: str | PathLike[str]) -> Path:
     """Write `report.html`, `tables/*.csv` and `*.tex`, `tables.xlsx` and `figures/*.svg`.
 
-    The page stands alone: it loads nothing, and runs no script. The same results give the same bytes. Without the
-    package xlsxwriter there is no `tables.xlsx`, which is logged.
+    The page stands alone: it loads nothing, and runs no script. The same results give the same bytes.
 
     Args:
         results: what `results.json` holds. A section whose key is null is left out.
@@ -61,10 +57,7 @@ def write_report(results: Results, folder: str | PathLike[str]) -> Path:
             _write(made / "tables" / f"{name}.csv", csv_text(table))
             if name not in _LISTS:
                 _write(made / "tables" / f"{name}.tex", tex_text(table))
-        if has_writer():
-            write_book(made / "tables.xlsx", {name: columns_of(table) for name, table in tables.items()})
-        else:
-            logger.warning("tables.xlsx is not written, tables/*.csv hold the same: pip install xlsxwriter brings it")
+        write_book(made / "tables.xlsx", {name: columns_of(table) for name, table in tables.items()})
         for name, figure in figures.items():
             _write(made / "figures" / f"{name}.svg", figure.svg)
         _write(made / "report.html", _page(results, tables, figures))
