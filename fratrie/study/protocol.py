@@ -33,7 +33,6 @@ from .options import ProtocolOptions
 from .progress import Progress
 from .scores import compare_with_classical, decisions, score
 from .words import words_for_labels
-from .workers import number_of_cores
 
 Results = dict[str, Any]
 
@@ -106,7 +105,7 @@ class Study:
         return score_classical(
             *(self.data, self.encoder, self.folds, self.options.methods),
             seed=self.options.seed,
-            jobs=self.jobs,
+            workers=self.options.processes,
             step=self.journal.step,
             progress=self.progress.of("classical methods"),
         )
@@ -144,11 +143,6 @@ class Study:
     def setting_name(self) -> str:
         """The setting in the names of the steps that depend on it."""
         return "-".join(map(str, vars(self.setting).values()))
-
-    @property
-    def jobs(self) -> int:
-        """Labels that scikit-learn learns side by side."""
-        return self.options.processes or number_of_cores()
 
     @cached_property
     def seeds(self) -> list[int]:
@@ -267,7 +261,7 @@ class Study:
         curve = classical_curve(
             *(self.data, method, features, found["parameters"], parts, self.encoder),
             seed=self.options.seed,
-            jobs=self.jobs,
+            workers=self.options.processes,
         )
         return [*curve, [found["test"]["present_macro_f1"]]]
 

@@ -14,9 +14,9 @@ from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.svm import SVC, LinearSVC
 
 from fratrie import FratrieEncoderConfig, FratrieEncoderModel
-from fratrie.study.classical import CLASSICAL_METHODS, pooled_states, score_classical
+from fratrie.study.classical import CLASSICAL_METHODS, open_fits, pooled_states, score_classical
 from fratrie.tokenization import train_byte_level_bpe
-from fratrie.training.baselines import BASELINES, fit, folds_of, tfidf_features, tune
+from fratrie.training.baselines import BASELINES, Fit, Learner, decide, folds_of, rows_of, tfidf_features, tune
 
 QUICK = {
     "logistic_regression": {"alpha": [1e-4, 1e-2], "l1_ratio": [0.5]},
@@ -67,11 +67,27 @@ def test_equals_a_pipeline_of_scikit_learn(name, of_texts, single_label):
         tried.append((f1_score(target, held_out, average="macro"), parameters, pipeline))
     score, parameters, pipeline = max(tried, key=lambda one: one[0])
     expected = pipeline.fit(inputs, target).predict(unseen)
-    found = tune(quick(name), inputs, train.labels, folds, single_label, seed=7)
+    method, learner = quick(name), Learner(np.concatenate([inputs, unseen]), train.labels)
+    found = tune(method, QUICK[name], train.labels, folds, learner.fit_all, single_label, seed=7)
     assert found.parameters == parameters
     assert found.cross_validated_macro_f1 == pytest.approx(score, abs=1e-12)
-    predicted = found.fitted.predict(unseen)
+    ((predicted,),) = decide(
+        method,
+        [parameters],
+        [rows_of(train, test)],
+        *(3 if single_label else 5, learner.fit_all),
+        single_label,
+        seed=7,
+    )
     assert np.array_equal(predicted, np.eye(3, dtype=int)[expected] if single_label else expected)
+
+
+def decided(method, parameters, train, test, single_label=False):
+    learner = Learner([*train.texts, *test.texts], train.labels)
+    (((found),),) = decide(
+        *(method, [parameters], [rows_of(train, test)], train.labels.shape[1], learner.fit_all, single_label)
+    )
+    return found
 
 
 @pytest.mark.parametrize("name", CLASSICAL_METHODS)
@@ -79,8 +95,8 @@ def test_labels_of_all_or_of_none_leave_the_others_as_they_are(name):
     train, test = sentences(15, 0), sentences(6, 1)
     all_and_none = np.tile([1, 0], (len(train.texts), 1))
     method, parameters = quick(name), next(iter(ParameterGrid(QUICK[name])))
-    alone = fit(method, parameters, train.texts, train.labels).predict(test.texts)
-    beside = fit(method, parameters, train.texts, np.hstack([all_and_none, train.labels])).predict(test.texts)
+    alone = decided(method, parameters, train, test)
+    beside = decided(method, parameters, replace(train, labels=np.hstack([all_and_none, train.labels])), test)
     assert beside[:, 0].all() and not beside[:, 1].any()
     assert np.array_equal(beside[:, 2:], alone)
 
@@ -88,39 +104,39 @@ def test_labels_of_all_or_of_none_leave_the_others_as_they_are(name):
 def test_one_label_that_a_fold_does_not_know_is_never_given():
     train = sentences(15, 0, single_label=True)
     known = train.labels[:, 2] == 0
-    folds = [(np.flatnonzero(known), np.flatnonzero(~known)), (np.flatnonzero(~known), np.flatnonzero(known))]
-    texts = np.array(train.texts, dtype=object)
-    fitted = fit(BASELINES["linear_svc"], {"C": 0.1}, texts[known], train.labels[known], single_label=True)
-    assert fitted.predict(texts).sum(0)[2] == 0 and (fitted.predict(texts).sum(1) == 1).all()
-    only = fit(BASELINES["linear_svc"], {"C": 0.1}, texts[~known], train.labels[~known], single_label=True)
-    assert only.predict(texts)[:, 2].all()
-    assert tune(BASELINES["linear_svc"], texts, train.labels, folds, True).cross_validated_macro_f1 == 0
+    first, second = np.flatnonzero(known), np.flatnonzero(~known)
+    everything, fit_all = np.arange(len(known)), Learner(train.texts, train.labels).fit_all
+    method, learnt = BASELINES["linear_svc"], [(first, everything), (second, everything)]
+    (without,), (only,) = decide(method, [{"C": 0.1}], learnt, 3, fit_all, single_label=True)
+    assert without.sum(0)[2] == 0 and (without.sum(1) == 1).all() and only[:, 2].all()
+    folds = [(first, second), (second, first)]
+    assert tune(method, method.words, train.labels, folds, fit_all, True).cross_validated_macro_f1 == 0
 
 
 @pytest.mark.parametrize("name", ["random_forest", "logistic_regression"])
-def test_the_seed_decides_and_not_the_number_of_jobs(name):
+def test_the_seed_decides(name):
     train = sentences(15, 0)
-    folds = folds_of(train, 2, seed=0)
-
-    def found(**choices):
-        tuned = tune(quick(name), train.texts, train.labels, folds, **choices)
-        scores = np.stack(
-            [c.predict_proba(tuned.fitted.features.transform(train.texts)) for c in tuned.fitted.classifiers]
-        )
-        return tuned.parameters, tuned.cross_validated_macro_f1, scores
-
-    once, again = found(seed=3), found(seed=3, jobs=3)
-    assert once[:2] == again[:2] and np.array_equal(once[2], again[2])
-    assert not np.array_equal(once[2], found(seed=4)[2])
-
-
-def test_progress_tells_every_fit():
-    train, told = sentences(6, 0), []
-    folds = folds_of(train, 3)
-    tune(
-        quick("linear_svc"), train.texts, train.labels, folds, progress=lambda done, total: told.append((done, total))
+    learner, (learnt, asked) = Learner(train.texts, train.labels), folds_of(train, 2, seed=0)[0]
+    parameters = next(iter(ParameterGrid(QUICK[name])))
+    once, again, other = (
+        learner.scores(Fit(quick(name), parameters, learnt, asked, label=3, seed=seed)) for seed in (3, 3, 4)
     )
-    assert told == [(done, 7) for done in range(1, 8)]
+    assert np.array_equal(once, again) and not np.array_equal(once, other)
+
+
+@pytest.mark.slow
+def test_the_number_of_processes_changes_no_score():
+    """Whichever of them has made which features before."""
+    data = study_data()
+    fits = [
+        Fit(quick(name), next(iter(ParameterGrid(QUICK[name]))), learnt, asked, label, seed=3)
+        for label in (0, 3)
+        for learnt, asked in folds_of(data.train, 2)
+        for name in CLASSICAL_METHODS
+    ]
+    with open_fits("words", data, "", workers=2) as fit_all, open_fits("words", data, "", workers=1) as in_turn:
+        scores = dict(fit_all(fits))
+        assert all(np.array_equal(scores[place], expected) for place, expected in in_turn(fits))
 
 
 @pytest.fixture(scope="module")
@@ -164,10 +180,14 @@ def test_scores_every_method_on_words_and_on_states(encoder, single_label):
         return known[name]
 
     found = score_classical(
-        data, encoder, folds, ["linear_svc"], step=step, progress=lambda done, total: told.append((done, total))
+        *(data, encoder, folds, ["linear_svc"]),
+        workers=1,
+        step=step,
+        progress=lambda done, total: told.append((done, total)),
     )
     assert list(known) == ["classical-linear_svc-words", "classical-linear_svc-states"]
-    assert told[-1] == (2, 2) and told == sorted(told)
+    fits = len(data.task.labels) * (4 * 3 + 1 + 3 * 3 + 1)
+    assert told[-1] == (2, 2) and told == sorted(set(told)) and len(told) == fits
     for features in ("words", "states"):
         result = found["linear_svc"][features]
         low, high = result["test"]["present_macro_f1_interval"]
@@ -185,5 +205,5 @@ def test_scores_every_method_on_words_and_on_states(encoder, single_label):
 def test_without_respondents_each_sentence_is_its_own(encoder):
     data = study_data()
     data = replace(data, train=replace(data.train, groups=None), test=replace(data.test, groups=None))
-    found = score_classical(data, encoder, folds_of(data.train, 2, seed=0), ["linear_svc"])
+    found = score_classical(data, encoder, folds_of(data.train, 2, seed=0), ["linear_svc"], workers=1)
     assert found["linear_svc"]["words"]["test"]["present_macro_f1_interval"] is not None
