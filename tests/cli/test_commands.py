@@ -1,4 +1,5 @@
 import json
+import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,8 @@ import transformers
 import fratrie
 from fratrie.cli import __main__ as command_line
 from fratrie.cli.options import read_options
+
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass
@@ -104,6 +107,16 @@ def test_help_tells_every_command_in_one_line(monkeypatch, capsys):
     lines = capsys.readouterr().out.splitlines()[2:]
     assert [line.split()[0] for line in lines] == list(command_line.COMMANDS)
     assert all(30 < len(line) < 120 for line in lines)
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-V"]])
+def test_help_and_versions_import_no_library(words):
+    """So they are there at once; the whole takes a tenth of a second, and torch alone some."""
+    code = "import sys, fratrie_command; fratrie_command.main(); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, text=True, check=True)
+    *printed, modules = done.stdout.splitlines()
+    assert printed[0].startswith("usage: " if words != ["-V"] else "fratrie ")
+    assert not {"fratrie", "torch", "transformers", "numpy", "yaml"} & set(modules.split())
 
 
 def test_versions_take_one_line(monkeypatch, capsys):
