@@ -22,7 +22,7 @@ from sklearn.model_selection import GroupKFold, ParameterGrid
 from sklearn.pipeline import FeatureUnion, make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.svm import LinearSVC
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from .metrics import Scores, multilabel_scores
 from .tasks import targets_of, task_of
@@ -68,6 +68,7 @@ class Method:
         states: the same on vectors.
         dense_columns: for a classifier that reads no sparse matrix: how many of its columns each label keeps, those
             that depend most on the label. Single words decide here, and a factorisation would mix them.
+        bins: for a classifier of trees: to how many quantiles each column is rounded.
         by_kernel: whether the classifier is given, in the place of D columns, the Gaussian kernel of each sentence
             with those learnt from. It is computed once for all labels and parameters.
     """
@@ -76,6 +77,7 @@ class Method:
     words: Grid
     states: Grid = field(default_factory=dict)
     dense_columns: int | None = None
+    bins: int | None = None
     by_kernel: bool = False
 
     def grid(self, features: str) -> Grid:
@@ -114,6 +116,26 @@ class GaussianKernel(TransformerMixin, BaseEstimator):
         return rbf_kernel(matrix_ND, self.rows_ND_, gamma=self.gamma_)
 
 
+class QuantileBins(TransformerMixin, BaseEstimator):
+    """The number of the bin of each value, between the quantiles of its column.
+
+    Unlike scikit-learn's `KBinsDiscretizer` it tells a value that is nearly all of a column from what is above.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def fit(self, matrix_ND: NDArray[np.floating], y: Any = None) -> "QuantileBins":
+        """Find the quantiles."""
+        self.quantiles_ = np.quantile(matrix_ND, np.arange(1, self.number) / self.number, axis=0)
+        return self
+
+    def transform(self, matrix_ND: NDArray[np.floating]) -> NDArray[np.int64]:
+        """Shape: (N, D)"""
+        columns = zip(self.quantiles_.T, matrix_ND.T, strict=True)
+        return np.stack([np.searchsorted(quantiles, values) for quantiles, values in columns], axis=1)
+
+
 @dataclass(frozen=True)
 class Fit:
     """One classifier to fit, and the sentences that it is asked about.
@@ -149,6 +171,7 @@ class Learner:
     def __init__(self, inputs: Inputs, truth_NL: NDArray[np.int64]) -> None:
         self.inputs = inputs if isinstance(inputs, np.ndarray) else np.array(inputs, dtype=object)
         self.truth_NL = truth_NL
+        self._threads = ThreadpoolController()
         self._last: tuple[Fit, Any, Any] | None = None
 
     def scores(self, fit: Fit) -> NDArray[np.float64]:
@@ -158,7 +181,7 @@ class Learner:
         truth_N = self.truth_NL[fit.learnt, fit.label]
         if truth_N.min() == truth_N.max():
             return np.full(len(fit.asked), np.inf if truth_N[0] else -np.inf)
-        with threadpool_limits(1):  # with more, sums would be rounded otherwise
+        with self._threads.limit(limits=1):  # with more, sums would be rounded otherwise
             learnt_ND, asked_MD = self._matrices(fit)
             classifier = _new_classifier(fit, learnt_ND).fit(learnt_ND, truth_N)
             if hasattr(classifier, "decision_function"):
@@ -194,10 +217,13 @@ def _new_classifier(fit: Fit, matrix_ND: Any) -> Any:
     classifier = clone(fit.method.classifier).set_params(**fit.parameters)
     if "random_state" in classifier.get_params():
         classifier.set_params(random_state=fit.seed)
+    steps: list[Any] = []
     if fit.method.dense_columns and issparse(matrix_ND):
         columns = SelectKBest(chi2, k=min(fit.method.dense_columns, matrix_ND.shape[1]))
-        classifier = make_pipeline(columns, FunctionTransformer(csr_matrix.toarray, accept_sparse=True), classifier)
-    return classifier
+        steps += [columns, FunctionTransformer(csr_matrix.toarray, accept_sparse=True)]
+    if fit.method.bins:
+        steps += [QuantileBins(fit.method.bins)]
+    return make_pipeline(*steps, classifier)
 
 
 def decide(

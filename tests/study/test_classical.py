@@ -16,7 +16,17 @@ from sklearn.svm import SVC, LinearSVC
 from fratrie import FratrieEncoderConfig, FratrieEncoderModel
 from fratrie.study.classical import CLASSICAL_METHODS, open_fits, pooled_states, score_classical
 from fratrie.tokenization import train_byte_level_bpe
-from fratrie.training.baselines import BASELINES, Fit, Learner, decide, folds_of, rows_of, tfidf_features, tune
+from fratrie.training.baselines import (
+    BASELINES,
+    Fit,
+    Learner,
+    QuantileBins,
+    decide,
+    folds_of,
+    rows_of,
+    tfidf_features,
+    tune,
+)
 
 QUICK = {
     "logistic_regression": {"alpha": [1e-4, 1e-2], "l1_ratio": [0.5]},
@@ -27,12 +37,12 @@ QUICK = {
 }
 
 
-COLUMNS = 20
+COLUMNS, BINS = 20, 4
 
 
 def quick(name):
     method = replace(CLASSICAL_METHODS[name], words=QUICK[name], states=QUICK[name])
-    return replace(method, dense_columns=method.dense_columns and COLUMNS)
+    return replace(method, dense_columns=method.dense_columns and COLUMNS, bins=method.bins and BINS)
 
 
 def vectors(texts):
@@ -48,9 +58,10 @@ def by_hand(name, of_texts):
         if name == "kernel_svc":
             classifier = SVC(class_weight="balanced")
         classifier.set_params(**parameters, random_state=7)
-        if name == "gradient_boosting" and of_texts:
+        if name == "gradient_boosting":
             dense = FunctionTransformer(lambda matrix: matrix.toarray(), accept_sparse=True)
-            classifier = make_pipeline(SelectKBest(chi2, k=COLUMNS), dense, classifier)
+            columns = [SelectKBest(chi2, k=COLUMNS), dense] if of_texts else []
+            classifier = make_pipeline(*columns, QuantileBins(BINS), classifier)
         yield parameters, make_pipeline(features, OneVsRestClassifier(classifier))
 
 
@@ -88,6 +99,17 @@ def decided(method, parameters, train, test, single_label=False):
         *(method, [parameters], [rows_of(train, test)], train.labels.shape[1], learner.fit_all, single_label)
     )
     return found
+
+
+def test_the_bin_of_a_value_is_the_number_of_quantiles_below_it():
+    drawn = np.random.default_rng(0)
+    learnt, asked = drawn.normal(size=(50, 3)), drawn.normal(size=(20, 3))
+    learnt[:, 1] = learnt[:, 1] > 1  # nearly all 0
+    asked[:, 1] = asked[:, 1] > 1
+    found = QuantileBins(5).fit(learnt).transform(asked)
+    quantiles = [[np.quantile(column, part / 5) for part in range(1, 5)] for column in learnt.T]
+    assert found.tolist() == [[sum(q < x for q in qs) for qs, x in zip(quantiles, row, strict=True)] for row in asked]
+    assert len(set(found[:, 1])) == 2
 
 
 @pytest.mark.parametrize("name", CLASSICAL_METHODS)
