@@ -79,20 +79,23 @@ CLASSICAL_METHODS: dict[str, Method] = {
 }
 
 
-def pooled_states(encoder: str | os.PathLike[str], texts: Sequence[str]) -> NDArray[np.float32]:
+def pooled_states(
+    encoder: str | os.PathLike[str], texts: Sequence[str], max_length: int | None = None
+) -> NDArray[np.float32]:
     """The mean of the last hidden states over the tokens of each text. Shape: (N, D)
 
     Args:
         encoder: folder of an encoder and its tokenizer, or a hub id.
         texts: N texts; what is longer than the encoder reads is cut.
+        max_length: tokens at most; the encoder's own limit when not given.
 
     Raises:
-        ValueError: no such folder, or a text without any token.
+        ValueError: no such folder, a text without any token, or a limit beyond the encoder's.
     """
     folder = check_checkpoint(encoder)
     tokenizer = load_tokenizer(folder)
     model = AutoModel.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
-    rows = encode(texts, model, tokenizer)
+    rows = encode(texts, model, tokenizer, max_length)
     pad = DataCollatorWithPadding(tokenizer)
     states_ND = np.zeros((len(rows), model.config.hidden_size), dtype=np.float32)
     with evaluating(model):
@@ -105,7 +108,11 @@ def pooled_states(encoder: str | os.PathLike[str], texts: Sequence[str]) -> NDAr
 
 @contextmanager
 def open_fits(
-    features: str, data: StudyData, encoder: str | os.PathLike[str], workers: int | None = None
+    features: str,
+    data: StudyData,
+    encoder: str | os.PathLike[str],
+    workers: int | None = None,
+    max_length: int | None = None,
 ) -> Iterator[FitAll]:
     """What fits classifiers on words or on states, side by side; rows are those of train and, behind them, of test.
 
@@ -116,6 +123,7 @@ def open_fits(
         data: train and test.
         encoder: folder of the pretrained encoder, for states.
         workers: processes; by default as many as cores and memory allow. They change no number.
+        max_length: tokens of a sentence at most, for its states.
     """
     truth_NL = np.concatenate([data.train.labels, data.test.labels])
     if workers is None:
@@ -126,7 +134,7 @@ def open_fits(
         @cache
         def opened() -> FitAll:
             texts = [*data.train.texts, *data.test.texts]
-            inputs = texts if features == "words" else pooled_states(encoder, texts)
+            inputs = texts if features == "words" else pooled_states(encoder, texts, max_length)
             if workers == 1:
                 return Learner(inputs, truth_NL).fit_all
             pool = stack.enter_context(open_workers(workers, _prepare, inputs, truth_NL))
@@ -154,6 +162,7 @@ def score_classical(
     methods: Sequence[str] = tuple(CLASSICAL_METHODS),
     seed: int = 0,
     workers: int | None = None,
+    max_length: int | None = None,
     step: Step = lambda name, find: find(),
     progress: Progress | None = None,
 ) -> dict[str, dict[str, dict[str, Any]]]:
@@ -166,6 +175,7 @@ def score_classical(
         methods: keys of `CLASSICAL_METHODS`.
         seed: of methods that draw.
         workers: processes side by side; by default as many as cores and memory allow. They change no number.
+        max_length: tokens of a sentence at most, for its states.
         step: gives what is known under a name, or finds it; JSON can hold all that is found.
         progress: told the work done and the work in all.
 
@@ -185,7 +195,7 @@ def score_classical(
 
     places = count()
     for features in FEATURES:
-        with open_fits(features, data, encoder, workers) as fit_all:
+        with open_fits(features, data, encoder, workers, max_length) as fit_all:
             for method in methods:
                 find_it = partial(find, method, features, fit_all, next(places))
                 found[method][features] = step(f"classical-{method}-{features}", find_it)

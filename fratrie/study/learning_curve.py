@@ -84,6 +84,7 @@ def classical_curve(
     encoder: str | os.PathLike[str],
     seed: int = 0,
     workers: int | None = None,
+    max_length: int | None = None,
 ) -> list[list[float]]:
     """Macro-F1 on test of a classical method, its parameters kept, for each draw of each size.
 
@@ -94,10 +95,10 @@ def classical_curve(
         parameters: of its classifier.
         parts: what `subsets` gives.
         encoder: folder of the pretrained encoder, for a method on its pooled states.
-        seed, workers: as `score_classical`.
+        seed, workers, max_length: as `score_classical`.
     """
     asked = rows_of(data.train, data.test)[1]
-    with open_fits(features, data, encoder, workers) as fit_all:
+    with open_fits(features, data, encoder, workers, max_length) as fit_all:
         decided = decide(
             CLASSICAL_METHODS[method],
             [parameters],

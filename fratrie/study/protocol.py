@@ -106,6 +106,7 @@ class Study:
             *(self.data, self.encoder, self.folds, self.options.methods),
             seed=self.options.seed,
             workers=self.options.processes,
+            max_length=self.max_length,
             step=self.journal.step,
             progress=self.progress.of("classical methods"),
         )
@@ -262,6 +263,7 @@ class Study:
             *(self.data, method, features, found["parameters"], parts, self.encoder),
             seed=self.options.seed,
             workers=self.options.processes,
+            max_length=self.max_length,
         )
         return [*curve, [found["test"]["present_macro_f1"]]]
 

@@ -14,7 +14,9 @@ from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.svm import SVC, LinearSVC
 
 from fratrie import FratrieEncoderConfig, FratrieEncoderModel
+from fratrie.study import classical
 from fratrie.study.classical import CLASSICAL_METHODS, open_fits, pooled_states, score_classical
+from fratrie.study.learning_curve import classical_curve
 from fratrie.tokenization import train_byte_level_bpe
 from fratrie.training.baselines import (
     BASELINES,
@@ -188,6 +190,18 @@ def test_pooled_states_are_the_means_of_each_text_alone(encoder):
         alone = [model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0) for text in texts]
     assert states.shape == (3, 16)
     assert np.allclose(states, torch.stack(alone).numpy(), atol=1e-5)
+    with torch.no_grad():
+        cut = model(**tokenizer(texts[1], return_tensors="pt", truncation=True, max_length=6)).last_hidden_state[0]
+    assert np.allclose(pooled_states(encoder, texts, max_length=6)[1], cut.mean(0).numpy(), atol=1e-5)
+
+
+def test_a_study_cuts_the_texts_of_its_states(encoder, monkeypatch):
+    asked = []
+    monkeypatch.setattr(classical, "pooled_states", lambda _, texts, limit: asked.append(limit) or vectors(texts))
+    data = study_data()
+    score_classical(data, encoder, folds_of(data.train, 2), ["linear_svc"], workers=1, max_length=5)
+    classical_curve(data, "linear_svc", "states", {"C": 0.1}, [[np.arange(20)]], encoder, workers=1, max_length=6)
+    assert asked == [5, 6]
 
 
 @pytest.mark.parametrize("single_label", [False, True])
