@@ -20,8 +20,8 @@ from accelerate import Accelerator
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase, set_seed
-from transformers.utils.logging import disable_progress_bar
 
+from fratrie.quiet import hide_bars
 from fratrie.training.baselines import Fold, rows_of
 from fratrie.training.batches import Collator
 from fratrie.training.classifiers import ClassifierHead, as_ours, new_classifier
@@ -362,7 +362,7 @@ _trainer: "_Trainer"
 def _prepare(corpus: _Corpus, done: "Synchronized[float]", folder: Path) -> None:
     global _trainer
     logging.getLogger("fratrie").setLevel(logging.ERROR)  # the first process has warned already
-    disable_progress_bar()
+    hide_bars()
     _trainer = _Trainer(corpus, done, folder)
 
 

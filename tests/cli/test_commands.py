@@ -1,9 +1,12 @@
+import contextlib
 import json
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import datasets.utils
+import huggingface_hub.utils
 import pytest
 import torch
 import transformers
@@ -99,6 +102,33 @@ def test_a_file_of_options_in_another_encoding(read, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["fratrie test", "--config", str(tmp_path / "run.yaml")])
     with pytest.raises(ValueError, match="not UTF-8 at byte 11: save it"):
         read_options("A command.", _Options)
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+def test_no_progress_means_none_of_hugging_face_either(monkeypatch, hidden):
+    @dataclass
+    class Options:
+        disable_progress: bool = False
+
+    libraries = (datasets.utils, transformers.utils.logging, huggingface_hub.utils)
+    with contextlib.ExitStack() as stack:
+        for library in libraries:
+            on, off = (
+                getattr(library, f"{verb}_progress_bar", None) or getattr(library, f"{verb}_progress_bars")
+                for verb in ("enable", "disable")
+            )
+            before = shows_bars(library)
+            on()
+            stack.callback(on if before else off)
+        monkeypatch.setattr(sys, "argv", ["fratrie test", "--disable_progress", str(hidden)])
+        read_options("A command.", Options)
+        assert [shows_bars(library) for library in libraries] == [not hidden] * 3
+
+
+def shows_bars(library):
+    if library is transformers.utils.logging:
+        return library.is_progress_bar_enabled()
+    return not library.are_progress_bars_disabled()
 
 
 def test_help_tells_every_command_in_one_line(monkeypatch, capsys):
