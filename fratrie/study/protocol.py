@@ -304,7 +304,6 @@ class Study:
 
     def _words(self) -> Results:
         values_NL = probabilities(self.logits_SNL[0], self.data.task.problem_type)
-
         own = self.options
         model_name = f"{self.setting_name}-{own.calibration}"
 
