@@ -1,9 +1,19 @@
-"""Hugging Face's own bars and reports, silenced for as long as a context lasts."""
+"""Hugging Face's own bars and reports, silenced for good or for as long as a context lasts."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from transformers.utils import logging as transformers_logging
+
+
+def hide_bars() -> None:
+    """Show no progress bars of Hugging Face's libraries from now on: of loading, saving, tables and downloads."""
+    import datasets  # which takes long, and importing the package should not
+    import huggingface_hub.utils
+
+    transformers_logging.disable_progress_bar()
+    datasets.disable_progress_bars()
+    huggingface_hub.utils.disable_progress_bars()
 
 
 @contextmanager

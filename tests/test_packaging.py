@@ -15,7 +15,7 @@ BUILD = "import sys; from setuptools import build_meta; print(build_meta.build_w
 USE = """
 from pathlib import Path
 import fratrie
-from fratrie.cli.__main__ import COMMANDS, main
+from fratrie_command import main
 from fratrie.data.corpus import load_family_relations
 from fratrie.training.metrics import multilabel_scores
 print(Path(fratrie.__file__).parents[1].name, load_family_relations()["test"].num_rows)
@@ -37,7 +37,7 @@ def test_the_wheel_works_in_an_empty_folder(tmp_path):
     for folder in (wheel, empty):
         folder.mkdir()
     shutil.copytree(ROOT / "fratrie", source / "fratrie", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+    for name in ("fratrie_command.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     *_, name = in_process("-c", BUILD, str(wheel), folder=source)
     with zipfile.ZipFile(wheel / name) as archive:
@@ -45,7 +45,7 @@ def test_the_wheel_works_in_an_empty_folder(tmp_path):
     (info,) = (tmp_path / "installed").glob("*.dist-info")
     entry = configparser.ConfigParser()
     entry.read(info / "entry_points.txt")
-    assert entry["console_scripts"]["fratrie"] == "fratrie.cli.__main__:main"
+    assert entry["console_scripts"]["fratrie"] == "fratrie_command:main"
     printed = in_process(
         "-c", USE, "account", "gpt2", "--length", "8", folder=empty, PYTHONPATH=str(tmp_path / "installed")
     )

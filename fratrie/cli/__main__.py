@@ -1,16 +1,14 @@
-"""The command `fratrie`, also `python -m fratrie.cli`: choose a subcommand and hand it the rest of the line."""
+"""The command `fratrie`, also `python -m fratrie.cli`: choose a subcommand and hand it the rest of the line.
+
+`fratrie_command` runs this file without the package, which takes seconds to import: it is read for subcommands alone.
+"""
 
 import ast
 import importlib
 import re
 import sys
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
-
-from fratrie import __version__
-
-from .running import run
 
 COMMANDS = (
     "demo",
@@ -28,25 +26,27 @@ COMMANDS = (
 
 def main() -> None:
     """Run the subcommand that the command line begins with."""
-    run(_main)
-
-
-def _main() -> None:
-    name, rest = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("--help", [])
+    name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name in ("-h", "--help"):
         print(_help())
-        return
-    if name in ("-V", "--version"):
-        print(f"fratrie {__version__} (torch {version('torch')}, transformers {version('transformers')})")
-        return
+    elif name in ("-V", "--version"):
+        print(f"fratrie {version('fratrie')} (torch {version('torch')}, transformers {version('transformers')})")
+    else:
+        from fratrie.cli.running import run
+
+        run(_subcommand)
+
+
+def _subcommand() -> None:
+    _, name, *rest = sys.argv
     if name not in COMMANDS:
         raise ValueError(f"no command {name!r}: there are {', '.join(COMMANDS)} (fratrie --help says what they do)")
     sys.argv = [f"fratrie {name}", *rest]  # what `--help` and errors call the program
-    importlib.import_module(_module(name)).main()
+    importlib.import_module(f"fratrie.cli.{_module(name)}").main()
 
 
 def _module(command: str) -> str:
-    return f"{__package__}.{command.replace('-', '_')}"
+    return command.replace("-", "_")
 
 
 def _help() -> str:
@@ -57,9 +57,8 @@ def _help() -> str:
 
 
 def _summary(command: str) -> str:
-    spec = find_spec(_module(command))
-    assert spec and spec.origin
-    document = ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8")))
+    file = Path(__file__).with_name(f"{_module(command)}.py")
+    document = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
     assert document
     return re.split(r"[:,.]\s", document, maxsplit=1)[0]
 

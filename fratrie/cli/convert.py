@@ -83,6 +83,7 @@ class ConversionOptions(ReadingOptions):
         default=False,
         metadata={"help": "Put the model's code into the folder, to be loaded without fratrie (trust_remote_code)."},
     )
+    disable_progress: bool = field(default=False, metadata={"help": "Show no progress bar."})
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ import yaml
 from transformers import HfArgumentParser
 
 from fratrie.data.text_files import existing_file
+from fratrie.quiet import hide_bars
 
 _NOTHING = ("null", "Null", "NULL", "~")
 
@@ -38,6 +39,8 @@ class _Loader(yaml.BaseLoader):
 def read_options(description: str | None, *kinds: type) -> tuple[Any, ...]:
     """The options of the command line, one object of each dataclass; `--config FILE` reads some of them from a file.
 
+    Where one of them is `disable_progress`, and given, Hugging Face's own bars are hidden too.
+
     Raises:
         ValueError: an option that is not there, an empty text (as an unset shell variable leaves it), one that is not
             UTF-8, a number that is not finite, or a file that does not hold options of this command.
@@ -60,6 +63,8 @@ def read_options(description: str | None, *kinds: type) -> tuple[Any, ...]:
         raise ValueError(_advise(unknown[0], _actions_of(parser)))
     for part in found[: len(kinds)]:
         _check_values(part)
+    if any(getattr(part, "disable_progress", False) for part in found):
+        hide_bars()
     return tuple(found[: len(kinds)])
 
 

@@ -68,7 +68,6 @@ class PredictionOptions(InferenceOptions):
         default=False,
         metadata={"help": "Put ' before cells that begin with = + - @, which a spreadsheet takes for formulas."},
     )
-    disable_progress: bool = field(default=False, metadata={"help": "Show no progress bar."})
 
 
 def main() -> None:

@@ -20,9 +20,9 @@ from accelerate import Accelerator
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase, set_seed
-from transformers.utils.logging import disable_progress_bar
 
-from fratrie.training.baselines import Fold
+from fratrie.quiet import hide_bars
+from fratrie.training.baselines import Fold, rows_of
 from fratrie.training.batches import Collator
 from fratrie.training.classifiers import ClassifierHead, as_ours, new_classifier
 from fratrie.training.encoding import EncodedRows, encode, max_tokens
@@ -47,7 +47,7 @@ Progress = Callable[[float, float], object]
 
 _EVALUATION_BATCH = 64
 # A weight, its gradient, two moments and copies in half precision, with as much again for what a step computes.
-_BYTES_OF_A_WEIGHT, _BYTES_OF_LIBRARIES = 40, 10**9
+_BYTES_OF_A_WEIGHT = 40
 # What a step costs beside its trained layers, in layers (multilingual-e5-small, batches of 8 sentences).
 _COST_OF_A_STEP = 0.4
 
@@ -204,7 +204,7 @@ def finetune(
     Returns:
         Logits of test, by the models in the order of `folders`. Shape: (S, N, L)
     """
-    learnt, unseen = _parts(data)
+    learnt, unseen = rows_of(data.train, data.test)
     runs = {seed: _Run(setting, learnt, unseen, seed, folder) for seed, folder in folders.items()}
     with _open_trainers(_read(data, encoder, recipe, with_test=True), workers, progress) as trainers:
         found = trainers.predict(runs, known, keep)
@@ -236,7 +236,7 @@ def finetuned_logits(
     Returns:
         Shape: (len(subsets), N, L)
     """
-    unseen = _parts(data)[1]
+    unseen = rows_of(data.train, data.test)[1]
     runs = {place: _Run(setting, rows, unseen, seed + place) for place, rows in enumerate(subsets)}
     with _open_trainers(_read(data, encoder, recipe, with_test=True), workers, progress) as trainers:
         found = trainers.predict(runs, known, keep)
@@ -255,12 +255,6 @@ def _scores(logits_NL: Logits, data: StudyData) -> dict[str, Any]:
 def _in_order(folds: Sequence[Fold], logits: Sequence[Logits]) -> Logits:
     """Logits of all rows from those of each fold."""
     return np.concatenate(logits)[np.concatenate([held_out for _, held_out in folds]).argsort()]
-
-
-def _parts(data: StudyData) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows of train and of test, which follow one another."""
-    learnt = len(data.train.texts)
-    return np.arange(learnt), np.arange(learnt, learnt + len(data.test.texts))
 
 
 def _cost(setting: Setting, rows: int) -> float:
@@ -306,8 +300,7 @@ def _read(data: StudyData, encoder: Path, recipe: Recipe, with_test: bool = Fals
     texts = [text for part in parts for text in part.texts]
     rows = encode(texts, model, tokenizer, recipe.max_length, targets)
     body = model.num_parameters() - cast(torch.nn.Embedding, model.get_input_embeddings()).weight.numel()
-    needed = body * _BYTES_OF_A_WEIGHT + _BYTES_OF_LIBRARIES
-    return _Corpus(checkpoint, data.task, recipe, rows, model.config.num_hidden_layers, needed)
+    return _Corpus(checkpoint, data.task, recipe, rows, model.config.num_hidden_layers, body * _BYTES_OF_A_WEIGHT)
 
 
 def _build(encoder: Path, task: Task, depth: int) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -369,7 +362,7 @@ _trainer: "_Trainer"
 def _prepare(corpus: _Corpus, done: "Synchronized[float]", folder: Path) -> None:
     global _trainer
     logging.getLogger("fratrie").setLevel(logging.ERROR)  # the first process has warned already
-    disable_progress_bar()
+    hide_bars()
     _trainer = _Trainer(corpus, done, folder)
 
 

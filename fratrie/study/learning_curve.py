@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fratrie.training.baselines import Sentences, as_array, fit
+from fratrie.training.baselines import Sentences, decide, rows_of
 from fratrie.training.metrics import SINGLE_LABEL, multilabel_scores
 
-from .classical import CLASSICAL_METHODS, inputs_of
+from .classical import CLASSICAL_METHODS, open_fits
 from .data import StudyData
 
 Rows = NDArray[np.int64]
@@ -83,7 +83,8 @@ def classical_curve(
     parts: Sequence[Sequence[Rows]],
     encoder: str | os.PathLike[str],
     seed: int = 0,
-    jobs: int = 1,
+    workers: int | None = None,
+    max_length: int | None = None,
 ) -> list[list[float]]:
     """Macro-F1 on test of a classical method, its parameters kept, for each draw of each size.
 
@@ -94,20 +95,18 @@ def classical_curve(
         parameters: of its classifier.
         parts: what `subsets` gives.
         encoder: folder of the pretrained encoder, for a method on its pooled states.
-        seed, jobs: as `score_classical`.
+        seed, workers, max_length: as `score_classical`.
     """
-    learnt, unseen = map(as_array, inputs_of(features, data, encoder))
-
-    def score(rows: Rows) -> float:
-        fitted = fit(
+    asked = rows_of(data.train, data.test)[1]
+    with open_fits(features, data, encoder, workers, max_length) as fit_all:
+        decided = decide(
             CLASSICAL_METHODS[method],
-            parameters,
-            learnt[rows],
-            data.train.labels[rows],
+            [parameters],
+            [(rows, asked) for draws in parts for rows in draws],
+            len(data.task.labels),
+            fit_all,
             single_label=data.task.problem_type == SINGLE_LABEL,
             seed=seed,
-            jobs=jobs,
         )
-        return multilabel_scores(fitted.predict(unseen), data.test.labels)["present_macro_f1"]
-
-    return [[score(rows) for rows in draws] for draws in parts]
+    scores = iter(multilabel_scores(predicted_NL, data.test.labels)["present_macro_f1"] for (predicted_NL,) in decided)
+    return [[next(scores) for _ in draws] for draws in parts]

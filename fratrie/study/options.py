@@ -46,7 +46,7 @@ class ProtocolOptions:
         default_factory=list, metadata={"help": f"Parts of the study to leave out, of: {', '.join(PARTS)}."}
     )
     processes: int | None = field(
-        default=None, metadata={"help": "Folds trained side by side; by default as many as cores and memory allow."}
+        default=None, metadata={"help": "Models fitted side by side; by default as many as cores and memory allow."}
     )
 
     def __post_init__(self) -> None:

@@ -6,7 +6,8 @@ that models gave to sentences which they had not learnt. Test is labelled once, 
 Shapes: S seeds, N sentences, L labels.
 """
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,7 +34,6 @@ from .options import ProtocolOptions
 from .progress import Progress
 from .scores import compare_with_classical, decisions, score
 from .words import words_for_labels
-from .workers import number_of_cores
 
 Results = dict[str, Any]
 
@@ -106,7 +106,8 @@ class Study:
         return score_classical(
             *(self.data, self.encoder, self.folds, self.options.methods),
             seed=self.options.seed,
-            jobs=self.jobs,
+            workers=self.options.processes,
+            max_length=self.max_length,
             step=self.journal.step,
             progress=self.progress.of("classical methods"),
         )
@@ -144,11 +145,6 @@ class Study:
     def setting_name(self) -> str:
         """The setting in the names of the steps that depend on it."""
         return "-".join(map(str, vars(self.setting).values()))
-
-    @property
-    def jobs(self) -> int:
-        """Labels that scikit-learn learns side by side."""
-        return self.options.processes or number_of_cores()
 
     @cached_property
     def seeds(self) -> list[int]:
@@ -267,7 +263,8 @@ class Study:
         curve = classical_curve(
             *(self.data, method, features, found["parameters"], parts, self.encoder),
             seed=self.options.seed,
-            jobs=self.jobs,
+            workers=self.options.processes,
+            max_length=self.max_length,
         )
         return [*curve, [found["test"]["present_macro_f1"]]]
 
@@ -307,14 +304,27 @@ class Study:
 
     def _words(self) -> Results:
         values_NL = probabilities(self.logits_SNL[0], self.data.task.problem_type)
+        own = self.options
+        model_name = f"{self.setting_name}-{own.calibration}"
 
         def find() -> Results:
             model, tokenizer, task = load_classifier(self.models / f"seed{self.seeds[0]}")
-            number = self.options.words_per_label
-            return words_for_labels(model, tokenizer, self.data.test, task, values_NL, self.predictions_SNL[0], number)
+            return words_for_labels(
+                *(model, tokenizer, self.data.test, task, values_NL, self.predictions_SNL[0], own.words_per_label),
+                step=lambda sentence, explain: self._once(f"words_of-{model_name}-{sentence}", explain),
+                progress=self.progress.of("words"),
+            )
 
-        own = self.options
-        return self.journal.step(f"words-{self.setting_name}-{own.calibration}-{own.words_per_label}", find)
+        return self.journal.step(f"words-{model_name}-{own.words_per_label}", find)
+
+    def _once(self, name: str, find: Callable[[], Any]) -> Any:
+        """A part of a step, which is found again if the step was interrupted."""
+        if known := self.journal.read(name):
+            return known[0]
+        began = time.perf_counter()
+        found = find()
+        self.journal.write(name, found, time.perf_counter() - began)
+        return found
 
 
 def _without_predictions(classical: dict[str, Any]) -> Results:

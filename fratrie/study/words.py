@@ -4,8 +4,11 @@ Shapes: N sentences, L labels, T tokens of a sentence, D hidden.
 """
 
 import re
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import count, pairwise
 from typing import Any, cast
 
 import numpy as np
@@ -20,6 +23,9 @@ from fratrie.training.metrics import SINGLE_LABEL
 from fratrie.training.tasks import Task
 
 from .packages import check_package
+
+Progress = Callable[[float, float], None]
+Step = Callable[[str, Callable[[], Any]], Any]
 
 # «beau-père», «l’», or what stands between words.
 _WORD = re.compile(r"\w+(?:-\w+)*['’]?|[^\w\s]+")
@@ -37,6 +43,8 @@ def words_for_labels(
     probabilities_NL: NDArray[np.float64],
     predictions_NL: NDArray[np.int64],
     per_label: int = 3,
+    step: Step = lambda name, find: find(),
+    progress: Progress | None = None,
 ) -> dict[str, list[dict[str, Any]]]:
     """Explain a few sentences of each label that carry it and are given it.
 
@@ -48,6 +56,8 @@ def words_for_labels(
         probabilities_NL: of each label.
         predictions_NL: indicators of what was decided.
         per_label: sentences, the most probable ones of different respondents; fewer where there are fewer.
+        step: gives what is known of a sentence under a name, or finds it; JSON can hold what is found.
+        progress: told the sentences explained and all of them.
 
     Returns:
         For each label `text`, `probability` and `pieces`: words with their share of the log-odds, in the order of the
@@ -57,17 +67,22 @@ def words_for_labels(
         ValueError: captum is not installed, or a tokenizer that does not say where its tokens lie.
     """
     right_NL = (predictions_NL == 1) & (sentences.labels == 1)
-    explained: dict[str, list[dict[str, Any]]] = {}
-    for index, label in enumerate(task.labels):
-        rows = _most_probable(probabilities_NL[:, index], right_NL[:, index], sentences, per_label)
-        explained[label] = [
-            {
-                "text": sentences.texts[row],
-                "probability": float(probabilities_NL[row, index]),
-                "pieces": word_attributions(model, tokenizer, sentences.texts[row], task, index),
-            }
-            for row in rows
-        ]
+    rows_of = [
+        _most_probable(probabilities_NL[:, index], right_NL[:, index], sentences, per_label)
+        for index in range(len(task.labels))
+    ]
+    total, done = sum(map(len, rows_of)), count(1)
+    explained: dict[str, list[dict[str, Any]]] = {label: [] for label in task.labels}
+    for index, (label, rows) in enumerate(zip(task.labels, rows_of, strict=True)):
+        for row in rows:
+            text = sentences.texts[row]
+            find = partial(word_attributions, model, tokenizer, text, task, index)
+            pieces = step(f"{index}_{row}", find)
+            explained[label].append(
+                {"text": text, "probability": float(probabilities_NL[row, index]), "pieces": pieces}
+            )
+            if progress:
+                progress(next(done), total)
     return explained
 
 
@@ -136,7 +151,8 @@ def word_attributions(
         masked_1TD, read_1TD = embed(torch.where(special_T, ids_1T, cast(int, nothing))), embed(ids_1T)
         difference = float(log_odds(read_1TD) - log_odds(masked_1TD))
     tolerance = _TOLERANCE * max(1, abs(difference))
-    shares_1TD = _integrate(IntegratedGradients(log_odds), masked_1TD, read_1TD, tolerance)
+    with _frozen(model):
+        shares_1TD = _integrate(IntegratedGradients(log_odds), masked_1TD, read_1TD, tolerance)
     return _by_word(text, places["offset_mapping"], shares_1TD.float().sum(-1)[0].tolist())
 
 
@@ -157,21 +173,47 @@ def _integrate(method: Any, start: torch.Tensor, end: torch.Tensor, tolerance: f
     log-odds. The part of the way whose shares add up worst is halved until they do; captum's
     `LayerIntegratedGradients` could not begin in the middle.
     """
-    rows = max(1, _TOKENS_PER_PASS // start.shape[1])
+    rows = max(2, _TOKENS_PER_PASS // start.shape[1])
 
-    def part(first: torch.Tensor, last: torch.Tensor) -> tuple[float, torch.Tensor, torch.Tensor, torch.Tensor]:
-        shares, error = method.attribute(
-            last, first, n_steps=_STEPS, internal_batch_size=rows, return_convergence_delta=True
+    def parts_between(points: list[torch.Tensor]) -> list[_Part]:
+        starts, ends = torch.cat(points[:-1]), torch.cat(points[1:])
+        shares, errors = method.attribute(
+            ends, starts, n_steps=_STEPS, internal_batch_size=rows, return_convergence_delta=True
         )
-        return abs(float(error)), first, last, shares.detach()
+        return [
+            _Part(float(error.abs()), first, last, own[None])
+            for error, (first, last), own in zip(errors, pairwise(points), shares.detach(), strict=True)
+        ]
 
-    parts = [part(start, end)]
-    while sum(error for error, *_ in parts) > tolerance and len(parts) < _MOST_PARTS:
-        parts.sort(key=lambda each: each[0])
-        _, first, last, _ = parts.pop()
-        middle = (first + last) / 2
-        parts += [part(first, middle), part(middle, last)]
-    return torch.stack([shares for *_, shares in parts]).sum(0)
+    parts = parts_between([start, end])
+    while sum(part.error for part in parts) > tolerance and len(parts) < _MOST_PARTS:
+        worst = max(parts, key=lambda part: part.error)
+        parts.remove(worst)
+        parts += parts_between([worst.first, (worst.first + worst.last) / 2, worst.last])
+    return torch.stack([part.shares for part in parts]).sum(0)
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """A part of the way: how far its shares miss the difference between its ends, of shape `(1, T, D)` as they are."""
+
+    error: float
+    first: torch.Tensor
+    last: torch.Tensor
+    shares: torch.Tensor
+
+
+@contextmanager
+def _frozen(model: nn.Module) -> Iterator[None]:
+    """Without the gradients of weights, which would be a third of the work."""
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    for weight in weights:
+        weight.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for weight in weights:
+            weight.requires_grad_(True)
 
 
 def _by_word(text: str, spans: Sequence[tuple[int, int]], shares: Sequence[float]) -> list[list[Any]]:

@@ -19,6 +19,7 @@ Key = TypeVar("Key")
 Result = TypeVar("Result")
 
 _SECONDS_BETWEEN_LOOKS = 1.0
+_BYTES_OF_LIBRARIES = 10**9
 # glibc would give the memory of every gradient back to the system, and fetch it again in the next step.
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -27,14 +28,14 @@ _ENVIRONMENT = {
 }
 
 
-def number_of_cores() -> int:
-    """Those that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def number_of_workers(bytes_each: int) -> int:
-    """As many as this process has cores and the free memory has room for, at least one."""
-    return max(1, min(number_of_cores(), psutil.virtual_memory().available // bytes_each))
+    """As many as this process has cores and the free memory has room for, at least one.
+
+    Args:
+        bytes_each: what the work takes in each of them, beside the libraries.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cores, psutil.virtual_memory().available // (bytes_each + _BYTES_OF_LIBRARIES)))
 
 
 class Workers:
@@ -47,7 +48,10 @@ class Workers:
         self._pool = pool
 
     def results(
-        self, function: Callable[..., Result], calls: Mapping[Key, tuple[Any, ...]], look: Callable[[], None]
+        self,
+        function: Callable[..., Result],
+        calls: Mapping[Key, tuple[Any, ...]],
+        look: Callable[[], object] = lambda: None,
     ) -> Iterator[tuple[Key, Result]]:
         """Results of `function(*arguments)` by key, each as soon as it is there.
 

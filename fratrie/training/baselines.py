@@ -6,12 +6,11 @@ test part with the measures of `fratrie.training.metrics`.
 Shapes: N sentences, L labels, D columns.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from joblib import Parallel, delayed
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix, issparse
 from sklearn.base import BaseEstimator, TransformerMixin, clone
@@ -23,7 +22,7 @@ from sklearn.model_selection import GroupKFold, ParameterGrid
 from sklearn.pipeline import FeatureUnion, make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.svm import LinearSVC
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from .metrics import Scores, multilabel_scores
 from .tasks import targets_of, task_of
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 Fold = tuple[NDArray[np.int64], NDArray[np.int64]]
 Inputs = Sequence[str] | NDArray[np.floating]
 Grid = Mapping[str, Sequence[Any]]
-Progress = Callable[[float, float], None]
 
 
 @dataclass(frozen=True)
@@ -75,6 +73,7 @@ class Method:
         states: the same on vectors.
         dense_columns: for a classifier that reads no sparse matrix: how many of its columns each label keeps, those
             that depend most on the label. Single words decide here, and a factorisation would mix them.
+        bins: for a classifier of trees: to how many quantiles each column is rounded.
         by_kernel: whether the classifier is given, in the place of D columns, the Gaussian kernel of each sentence
             with those learnt from. It is computed once for all labels and parameters.
     """
@@ -83,7 +82,12 @@ class Method:
     words: Grid
     states: Grid = field(default_factory=dict)
     dense_columns: int | None = None
+    bins: int | None = None
     by_kernel: bool = False
+
+    def grid(self, features: str) -> Grid:
+        """Parameters to try on `words` or `states`."""
+        return self.words if features == "words" else self.states
 
 
 # Balanced, because without class weights the cross-validated macro-F1 is 0.04 to 0.24 lower at every penalty tried.
@@ -117,153 +121,194 @@ class GaussianKernel(TransformerMixin, BaseEstimator):
         return rbf_kernel(matrix_ND, self.rows_ND_, gamma=self.gamma_)
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """A method fitted to sentences.
+class QuantileBins(TransformerMixin, BaseEstimator):
+    """The number of the bin of each value, between the quantiles of its column.
 
-    Attributes:
-        features: what makes a matrix (N, D) of texts or vectors.
-        classifiers: of each label; the value itself of a label that all sentences learnt from carry, or none.
-        single_label: whether a sentence has just one label, the one with the highest score.
+    Unlike scikit-learn's `KBinsDiscretizer` it tells a value that is nearly all of a column from what is above.
     """
 
-    features: Any
-    classifiers: Sequence[Any]
-    single_label: bool = False
+    def __init__(self, number: int) -> None:
+        self.number = number
 
-    def predict(self, inputs: Inputs) -> NDArray[np.int64]:
-        """The labels of texts, or of vectors, as indicators. Shape: (N, L)"""
-        return self.decide(self.features.transform(inputs))
+    def fit(self, matrix_ND: NDArray[np.floating], y: Any = None) -> "QuantileBins":
+        """Find the quantiles."""
+        self.quantiles_ = np.quantile(matrix_ND, np.arange(1, self.number) / self.number, axis=0)
+        return self
 
-    def decide(self, matrix_ND: Any) -> NDArray[np.int64]:
-        """The labels of what `features` has made. Shape: (N, D) → (N, L)"""
-        scores_NL = np.stack([_score(classifier, matrix_ND) for classifier in self.classifiers], axis=1)
-        if self.single_label:
-            return np.eye(scores_NL.shape[1], dtype=np.int64)[scores_NL.argmax(1)]
-        return (scores_NL > 0).astype(np.int64)
+    def transform(self, matrix_ND: NDArray[np.floating]) -> NDArray[np.int64]:
+        """Shape: (N, D)"""
+        columns = zip(self.quantiles_.T, matrix_ND.T, strict=True)
+        return np.stack([np.searchsorted(quantiles, values) for quantiles, values in columns], axis=1)
 
 
-def fit(
+@dataclass(frozen=True)
+class Fit:
+    """One classifier to fit, and the sentences that it is asked about.
+
+    Attributes:
+        method: what to fit.
+        parameters: of its classifier.
+        learnt: rows to learn from.
+        asked: rows to ask about.
+        label: index of the label to tell from the rest.
+        seed: of classifiers that draw.
+    """
+
+    method: Method
+    parameters: Mapping[str, Any]
+    learnt: NDArray[np.int64]
+    asked: NDArray[np.int64]
+    label: int
+    seed: int = 0
+
+
+FitAll = Callable[[Sequence[Fit]], Iterable[tuple[int, NDArray[np.float64]]]]
+
+
+class Learner:
+    """Fits classifiers to some sentences of a corpus, and asks them about others.
+
+    Args:
+        inputs: N texts, for TF-IDF, or vectors (N, D), which are standardised.
+        truth_NL: indicators; those of sentences that are only asked about are not read.
+    """
+
+    def __init__(self, inputs: Inputs, truth_NL: NDArray[np.int64]) -> None:
+        self.inputs = inputs if isinstance(inputs, np.ndarray) else np.array(inputs, dtype=object)
+        self.truth_NL = truth_NL
+        self._threads = ThreadpoolController()
+        self._last: tuple[Fit, Any, Any] | None = None
+
+    def scores(self, fit: Fit) -> NDArray[np.float64]:
+        """Of the sentences asked about, above 0 where the label is likelier than not. Shape: (M,)"""
+        # scikit-learn's OneVsRestClassifier would compare all scores with the threshold of its first label, which is
+        # another one for a constant label, and of one label per text prefer those without an example.
+        truth_N = self.truth_NL[fit.learnt, fit.label]
+        if truth_N.min() == truth_N.max():
+            return np.full(len(fit.asked), np.inf if truth_N[0] else -np.inf)
+        with self._threads.limit(limits=1):  # with more, sums would be rounded otherwise
+            learnt_ND, asked_MD = self._matrices(fit)
+            classifier = _new_classifier(fit, learnt_ND).fit(learnt_ND, truth_N)
+            if hasattr(classifier, "decision_function"):
+                return classifier.decision_function(asked_MD)
+            return classifier.predict_proba(asked_MD)[:, 1] - 0.5
+
+    def fit_all(self, fits: Sequence[Fit]) -> Iterator[tuple[int, NDArray[np.float64]]]:
+        """Scores by place, one after the other."""
+        return enumerate(map(self.scores, fits))
+
+    def _matrices(self, fit: Fit) -> tuple[Any, Any]:
+        """What is read of the sentences learnt and of those asked about; the last are kept, since all labels do."""
+        if self._last is None or not _read_the_same(self._last[0], fit):
+            of_texts = self.inputs.dtype == object
+            features = tfidf_features() if of_texts else StandardScaler()
+            if fit.method.by_kernel:
+                features = make_pipeline(features, GaussianKernel())
+            self._last = None  # two would take the memory of both
+            learnt_ND = features.fit_transform(self.inputs[fit.learnt])
+            self._last = fit, learnt_ND, features.transform(self.inputs[fit.asked])
+        return self._last[1:]
+
+
+def _read_the_same(one: Fit, other: Fit) -> bool:
+    return (
+        one.method.by_kernel == other.method.by_kernel
+        and np.array_equal(one.learnt, other.learnt)
+        and np.array_equal(one.asked, other.asked)
+    )
+
+
+def _new_classifier(fit: Fit, matrix_ND: Any) -> Any:
+    classifier = clone(fit.method.classifier).set_params(**fit.parameters)
+    if "random_state" in classifier.get_params():
+        classifier.set_params(random_state=fit.seed)
+    steps: list[Any] = []
+    if fit.method.dense_columns and issparse(matrix_ND):
+        columns = SelectKBest(chi2, k=min(fit.method.dense_columns, matrix_ND.shape[1]))
+        steps += [columns, FunctionTransformer(csr_matrix.toarray, accept_sparse=True)]
+    if fit.method.bins:
+        steps += [QuantileBins(fit.method.bins)]
+    return make_pipeline(*steps, classifier)
+
+
+def decide(
     method: Method,
-    parameters: Mapping[str, Any],
-    inputs: Inputs,
-    truth_NL: NDArray[np.int64],
+    candidates: Sequence[Mapping[str, Any]],
+    parts: Sequence[Fold],
+    labels: int,
+    fit_all: FitAll,
     single_label: bool = False,
     seed: int = 0,
-    jobs: int = 1,
-) -> Fitted:
-    """Fit a classifier per label.
+) -> list[list[NDArray[np.int64]]]:
+    """Decisions of a method about sentences that it has not learnt.
 
     Args:
         method: what to fit.
-        parameters: of its classifier.
-        inputs: N texts, for TF-IDF, or vectors (N, D), which are standardised.
-        truth_NL: indicators. Shape: (N, L)
-        single_label: whether a sentence has just one label.
+        candidates: parameters of its classifier.
+        parts: rows to learn and M rows to decide about.
+        labels: their number, L; each has a classifier of its own.
+        fit_all: gives the scores of fits by their places, in any order, as `Learner.fit_all` does.
+        single_label: whether a sentence has just one label, the one with the highest score.
         seed: of classifiers that draw.
-        jobs: labels fitted side by side, on a core each; results do not depend on it.
+
+    Returns:
+        For each part, indicators for each of the candidates. Shape: (M, L)
     """
-    features = _new_features(method, inputs)
-    matrix_ND = features.fit_transform(inputs)
-    classifiers = _fit_labels(method, parameters, matrix_ND, truth_NL, seed, jobs)
-    return Fitted(features, classifiers, single_label)
+    fits = [
+        Fit(method, parameters, learnt, asked, label, seed)
+        for learnt, asked in parts
+        for parameters in candidates
+        for label in range(labels)
+    ]
+    scores = dict(fit_all(fits))
+    places = iter(range(len(fits)))
+
+    def next_decisions() -> NDArray[np.int64]:
+        scores_ML = np.stack([scores[next(places)] for _ in range(labels)], axis=1)
+        return (
+            np.eye(labels, dtype=np.int64)[scores_ML.argmax(1)] if single_label else (scores_ML > 0).astype(np.int64)
+        )
+
+    return [[next_decisions() for _ in candidates] for _ in parts]
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """The parameters that did best, the macro-F1 of their decisions on held-out sentences, and the method fitted."""
+    """The parameters that did best, and the macro-F1 of their decisions about held-out sentences."""
 
     parameters: dict[str, Any]
     cross_validated_macro_f1: float
-    fitted: Fitted
 
 
 def tune(
     method: Method,
-    inputs: Inputs,
+    grid: Grid,
     truth_NL: NDArray[np.int64],
     folds: Sequence[Fold],
+    fit_all: FitAll,
     single_label: bool = False,
     seed: int = 0,
-    jobs: int = 1,
-    progress: Progress | None = None,
 ) -> Tuned:
-    """Choose a method's parameters by cross-validation, then fit it to all sentences.
+    """Choose a method's parameters by cross-validation.
 
     Features are fitted within each fold. The decisions about all held-out sentences are scored together, so that a
     label which is rare, or missing in a fold, counts as often as the others. Of equals the first parameters win.
 
     Args:
-        method, inputs, truth_NL, single_label, seed, jobs: of `fit`.
+        method, fit_all, single_label, seed: of `decide`.
+        grid: parameters to try.
+        truth_NL: indicators of the N sentences in the folds.
         folds: of `folds_of`; each sentence is held out once.
-        progress: told how many of the fits are done, and how many there are.
     """
-    inputs = as_array(inputs)
-    candidates = list(ParameterGrid(method.words if _are_texts(inputs) else method.states))
-    decisions = np.zeros((len(candidates), *truth_NL.shape), dtype=np.int64)
-    total = len(candidates) * len(folds) + 1
-    for fold, (learnt, held_out) in enumerate(folds):
-        features = _new_features(method, inputs)
-        learnt_ND = features.fit_transform(inputs[learnt])
-        unseen_ND = features.transform(inputs[held_out])
-        for place, parameters in enumerate(candidates):
-            classifiers = _fit_labels(method, parameters, learnt_ND, truth_NL[learnt], seed, jobs)
-            decisions[place, held_out] = Fitted(features, classifiers, single_label).decide(unseen_ND)
-            if progress:
-                progress(fold * len(candidates) + place + 1, total)
-    scores = [multilabel_scores(decided, truth_NL)["macro_f1"] for decided in decisions]
+    candidates = list(ParameterGrid(grid))
+    decided = decide(method, candidates, folds, truth_NL.shape[1], fit_all, single_label, seed)
+    held_out = np.concatenate([asked for _, asked in folds])
+    scores = [
+        multilabel_scores(np.concatenate(by_fold), truth_NL[held_out])["macro_f1"]
+        for by_fold in zip(*decided, strict=True)
+    ]
     best = int(np.argmax(scores))
-    fitted = fit(method, candidates[best], inputs, truth_NL, single_label, seed, jobs)
-    if progress:
-        progress(total, total)
-    return Tuned(candidates[best], scores[best], fitted)
-
-
-def as_array(inputs: Inputs) -> NDArray[Any]:
-    """Texts, or vectors, of which rows can be taken by number."""
-    return inputs if isinstance(inputs, np.ndarray) else np.array(inputs, dtype=object)
-
-
-def _are_texts(inputs: Inputs) -> bool:
-    return not isinstance(inputs, np.ndarray) or inputs.dtype == object
-
-
-def _new_features(method: Method, inputs: Inputs) -> Any:
-    features = tfidf_features() if _are_texts(inputs) else StandardScaler()
-    return make_pipeline(features, GaussianKernel()) if method.by_kernel else features
-
-
-def _fit_labels(
-    method: Method, parameters: Mapping[str, Any], matrix_ND: Any, truth_NL: NDArray[np.int64], seed: int, jobs: int
-) -> list[Any]:
-    classifier = clone(method.classifier).set_params(**parameters)
-    if "random_state" in classifier.get_params():
-        classifier.set_params(random_state=seed)
-    if method.dense_columns and issparse(matrix_ND):
-        columns = SelectKBest(chi2, k=min(method.dense_columns, matrix_ND.shape[1]))
-        classifier = make_pipeline(columns, FunctionTransformer(csr_matrix.toarray, accept_sparse=True), classifier)
-    # Threads, since scikit-learn's loops leave Python's lock: nothing is copied.
-    return Parallel(n_jobs=jobs, prefer="threads")(
-        delayed(_fit_label)(clone(classifier), matrix_ND, truth_N) for truth_N in truth_NL.T
-    )
-
-
-def _fit_label(classifier: Any, matrix_ND: Any, truth_N: NDArray[np.int64]) -> Any:
-    # scikit-learn's OneVsRestClassifier would compare all scores with the threshold of its first label, which is
-    # another one for a constant label, and of one label per text prefer those without an example.
-    if truth_N.min() == truth_N.max():
-        return int(truth_N[0])
-    with threadpool_limits(1, user_api="openmp"):  # which each thread has its own number of
-        return classifier.fit(matrix_ND, truth_N)
-
-
-def _score(classifier: Any, matrix_ND: Any) -> NDArray[np.float64]:
-    """Above 0 where the label is likelier than not. Shape: (N,)"""
-    if isinstance(classifier, int):
-        return np.full(matrix_ND.shape[0], np.inf if classifier else -np.inf)
-    if hasattr(classifier, "decision_function"):
-        return classifier.decision_function(matrix_ND)
-    return classifier.predict_proba(matrix_ND)[:, 1] - 0.5
+    return Tuned(candidates[best], scores[best])
 
 
 def folds_of(sentences: Sentences, number: int, seed: int | None = None) -> list[Fold]:
@@ -283,6 +328,12 @@ def folds_of(sentences: Sentences, number: int, seed: int | None = None) -> list
         raise ValueError("cross-validation needs the sentences of at least two respondents; give more training text")
     splitter = GroupKFold(number) if seed is None else GroupKFold(number, shuffle=True, random_state=seed)
     return list(splitter.split(groups, groups=groups))
+
+
+def rows_of(train: Sentences, test: Sentences) -> Fold:
+    """Rows of train and of test, which follow one another."""
+    learnt = len(train.texts)
+    return np.arange(learnt), np.arange(learnt, learnt + len(test.texts))
 
 
 def score_baselines(
@@ -308,9 +359,11 @@ def score_baselines(
     learnt, unseen = Sentences.from_dataset(train), Sentences.from_dataset(test)
     parts = folds_of(learnt, folds)
     scores, predictions = {}, {}
+    learner = Learner([*learnt.texts, *unseen.texts], np.concatenate([learnt.labels, unseen.labels]))
+    whole = rows_of(learnt, unseen)
     for name, method in BASELINES.items():
-        tuned = tune(method, learnt.texts, learnt.labels, parts)
-        predictions[name] = tuned.fitted.predict(unseen.texts)
+        tuned = tune(method, method.words, learnt.labels, parts, learner.fit_all)
+        ((predictions[name],),) = decide(method, [tuned.parameters], [whole], len(names), learner.fit_all)
         scores[name] = multilabel_scores(predictions[name], unseen.labels, names) | {
             **tuned.parameters,
             "cross_validated_macro_f1": tuned.cross_validated_macro_f1,

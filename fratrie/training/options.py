@@ -115,6 +115,7 @@ class InferenceOptions(ReadingOptions):
     max_length: int | None = field(
         default=None, metadata={"help": "Tokens at most, longer texts are cut; by default what the model takes."}
     )
+    disable_progress: bool = field(default=False, metadata={"help": "Show no progress bar."})
 
 
 # How a pretrained encoder of a hundred million weights is fine-tuned on a thousand sentences, as options of

@@ -1,8 +1,12 @@
+import contextlib
 import json
+import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import datasets.utils
+import huggingface_hub.utils
 import pytest
 import torch
 import transformers
@@ -10,6 +14,8 @@ import transformers
 import fratrie
 from fratrie.cli import __main__ as command_line
 from fratrie.cli.options import read_options
+
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass
@@ -98,12 +104,49 @@ def test_a_file_of_options_in_another_encoding(read, tmp_path, monkeypatch):
         read_options("A command.", _Options)
 
 
+@pytest.mark.parametrize("hidden", [True, False])
+def test_no_progress_means_none_of_hugging_face_either(monkeypatch, hidden):
+    @dataclass
+    class Options:
+        disable_progress: bool = False
+
+    libraries = (datasets.utils, transformers.utils.logging, huggingface_hub.utils)
+    with contextlib.ExitStack() as stack:
+        for library in libraries:
+            on, off = (
+                getattr(library, f"{verb}_progress_bar", None) or getattr(library, f"{verb}_progress_bars")
+                for verb in ("enable", "disable")
+            )
+            before = shows_bars(library)
+            on()
+            stack.callback(on if before else off)
+        monkeypatch.setattr(sys, "argv", ["fratrie test", "--disable_progress", str(hidden)])
+        read_options("A command.", Options)
+        assert [shows_bars(library) for library in libraries] == [not hidden] * 3
+
+
+def shows_bars(library):
+    if library is transformers.utils.logging:
+        return library.is_progress_bar_enabled()
+    return not library.are_progress_bars_disabled()
+
+
 def test_help_tells_every_command_in_one_line(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["fratrie"])
     command_line.main()
     lines = capsys.readouterr().out.splitlines()[2:]
     assert [line.split()[0] for line in lines] == list(command_line.COMMANDS)
     assert all(30 < len(line) < 120 for line in lines)
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-V"]])
+def test_help_and_versions_import_no_library(words):
+    """So they are there at once; the whole takes a tenth of a second, and torch alone some."""
+    code = "import sys, fratrie_command; fratrie_command.main(); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, text=True, check=True)
+    *printed, modules = done.stdout.splitlines()
+    assert printed[0].startswith("usage: " if words != ["-V"] else "fratrie ")
+    assert not {"fratrie", "torch", "transformers", "numpy", "yaml"} & set(modules.split())
 
 
 def test_versions_take_one_line(monkeypatch, capsys):

@@ -22,10 +22,14 @@ def run(session, inputs):
 
 
 def test_a_classifier_gives_the_same_logits_and_labels(tmp_path):
-    """Relative positions, token types, several labels; one text or many, one token or thirty, padding on either
-    side."""
+    """Relative positions, token types, several labels, calibrated; one text or many, one token or thirty, padding on
+    either side."""
     model = case_of(ENCODER, "t5").build(
-        "sequence_classification", type_vocab_size=2, num_labels=5, problem_type="multi_label_classification"
+        "sequence_classification",
+        type_vocab_size=2,
+        num_labels=5,
+        problem_type="multi_label_classification",
+        label_calibration=[[[-0.1, -1], [0.1, 2]], [[-0.2, -1], [0, 0], [0.1, 3]]] * 2 + [[[0, 0], [1, 1]]],
     )
     assert model.config.unpad_inputs
     onnx = session(model, tmp_path)

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 from accelerate.state import AcceleratorState, GradientState
 
-from fratrie.study import finetuning
+from fratrie.study import classical, finetuning
 
 
 @pytest.fixture
@@ -18,13 +18,14 @@ def in_this_process(monkeypatch):
         yield Here()
 
     class Here:
-        def results(self, function, calls, look):
+        def results(self, function, calls, look=lambda: None):
             for key, arguments in calls.items():
                 yield key, function(*arguments)
                 look()
 
     AcceleratorState._reset_state(True)
-    monkeypatch.setattr(finetuning, "open_workers", open_workers)
+    for module in (classical, finetuning):
+        monkeypatch.setattr(module, "open_workers", open_workers)
     yield
     AcceleratorState._reset_state(True)
     GradientState._reset_state()

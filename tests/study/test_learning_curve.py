@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fratrie.study.classical import score_classical
 from fratrie.study.learning_curve import best_classical, classical_curve, subsets
-from fratrie.training.baselines import BASELINES, Sentences, fit, folds_of
+from fratrie.training.baselines import BASELINES, Learner, Sentences, decide, folds_of, rows_of
 from fratrie.training.metrics import multilabel_scores
 
 
@@ -54,17 +54,29 @@ def test_draws_differ_and_the_seed_repeats_them():
 @pytest.mark.parametrize("single_label", [False, True])
 def test_the_curve_of_the_best_method_ends_at_its_score(single_label):
     data = study_data(single_label)
-    classical = score_classical(data, "", folds_of(data.train, 3, seed=0), ["linear_svc"], step=words_only, seed=5)
+    classical = score_classical(
+        data, "", folds_of(data.train, 3, seed=0), ["linear_svc"], workers=1, seed=5, step=words_only
+    )
     whole = len(data.train.texts)
     parts = subsets(data.train, [8, whole], 2)
     assert best_classical(classical) == ("linear_svc", "words")
     parameters = classical["linear_svc"]["words"]["parameters"]
-    small, end = classical_curve(data, "linear_svc", "words", parameters, parts, "", seed=5)
+    small, end = classical_curve(data, "linear_svc", "words", parameters, parts, "", seed=5, workers=1)
     assert end == [classical["linear_svc"]["words"]["test"]["present_macro_f1"]] * 2
+    learner = Learner([*data.train.texts, *data.test.texts], data.train.labels)
     for rows, score in zip(parts[0], small, strict=True):
-        texts = [data.train.texts[row] for row in rows]
-        fitted = fit(BASELINES["linear_svc"], parameters, texts, data.train.labels[rows], single_label, seed=5)
-        assert score == multilabel_scores(fitted.predict(data.test.texts), data.test.labels)["present_macro_f1"]
+        asked = rows_of(data.train, data.test)[1]
+        ((expected,),) = decide(
+            *(
+                BASELINES["linear_svc"],
+                [parameters],
+                [(rows, asked)],
+                len(data.task.labels),
+                learner.fit_all,
+                single_label,
+            )
+        )
+        assert score == multilabel_scores(expected, data.test.labels)["present_macro_f1"]
 
 
 def words_only(name, find):

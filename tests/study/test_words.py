@@ -99,6 +99,41 @@ def test_a_sudden_change_gets_finer_steps():
     torch.testing.assert_close(shares.flatten(), torch.tensor([1.0, 2.0]), atol=0.01, rtol=0)
 
 
+def test_the_halves_of_the_way_are_integrated_as_each_alone(tokenizer, monkeypatch):
+    """By captum's formula in plain autograd: Gauss-Legendre between points that halve where the sum misses most."""
+    monkeypatch.setattr("fratrie.study.words._TOLERANCE", 1e-3)
+    model, text = classifier(tokenizer), TEXTS[0]
+    ids = torch.tensor([encode([text], model, tokenizer)[0]["input_ids"]])
+    special = torch.tensor([[True, *[False] * (ids.shape[1] - 2), True]])
+    embed = model.get_input_embeddings()
+    start, end = (embed(each).detach() for each in (ids.where(special, torch.tensor(tokenizer.mask_token_id)), ids))
+
+    def logit(point):
+        return model(inputs_embeds=point, attention_mask=torch.ones_like(ids)).logits[0, 1]
+
+    def part(first, last):
+        shares = torch.zeros_like(first)
+        for place, weight in zip(*np.polynomial.legendre.leggauss(8), strict=True):
+            point = (first + (1 + place) / 2 * (last - first)).requires_grad_()
+            shares += weight / 2 * torch.autograd.grad(logit(point), point)[0] * (last - first)
+        with torch.no_grad():
+            return abs(float(shares.sum() - logit(last) + logit(first))), first, last, shares
+
+    parts = [part(start, end)]
+    tolerance = 1e-3 * max(1, abs((logit(end) - logit(start)).item()))
+    while sum(error for error, *_ in parts) > tolerance and len(parts) < 8:
+        _, first, last, _ = parts.pop(max(range(len(parts)), key=lambda place: parts[place][0]))
+        parts += [part(first, (first + last) / 2), part((first + last) / 2, last)]
+    assert len(parts) > 1
+    shares = sum(shares for *_, shares in parts).sum(-1)[0]
+    spans = tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
+    expected = _by_word(text, spans, shares.tolist())
+    found = word_attributions(model, tokenizer, text, MULTI, 1)
+    assert [word for word, _ in found] == [word for word, _ in expected]
+    np.testing.assert_allclose([share for _, share in found], [share for _, share in expected], atol=1e-4)
+    assert all(weight.requires_grad and weight.grad is None for weight in model.parameters())
+
+
 def test_a_text_beyond_the_positions_is_explained_as_far_as_it_is_read(tokenizer):
     model = classifier(tokenizer, max_position_embeddings=12)
     pieces = word_attributions(model, tokenizer, TEXTS[0], MULTI, 0)
@@ -131,7 +166,16 @@ def test_sentences_are_the_most_probable_right_ones_of_different_respondents(tok
     predictions = np.array([[1, 0, 0], [1, 0, 0], [0, 0, 0], [1, 1, 0], [1, 0, 0], [1, 0, 0]])
     probabilities = np.array([0.7, 0.9, 0.2, 0.95, 0.6, 0.8])[:, None] * [1, 0.5, 0]
     model, sentences = classifier(tokenizer), Sentences(texts, truth, ["r", "r", "s", "t", "u", "v"])
-    found = words_for_labels(model, tokenizer, sentences, MULTI, probabilities, predictions, per_label=3)
+    given = (model, tokenizer, sentences, MULTI, probabilities, predictions)
+    known, told = {}, []
+
+    def step(name, find):
+        return known[name] if name in known else known.setdefault(name, find())
+
+    found = words_for_labels(*given, per_label=3, step=step, progress=lambda *done: told.append(done))
+    assert list(known) == ["0_1", "0_5", "0_4", "1_3"] and told == [(done, 4) for done in range(1, 5)]
+    known["0_5"] = "known"
+    assert words_for_labels(*given, per_label=2, step=step)["m"][1]["pieces"] == "known"
     assert [each["text"] for each in found["m"]] == [texts[1], texts[5], texts[4]]
     assert [each["probability"] for each in found["m"]] == [0.9, 0.8, 0.6]
     assert [each["text"] for each in found["p"]] == [texts[3]] and found["+"] == []

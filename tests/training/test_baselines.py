@@ -3,7 +3,7 @@ import pytest
 from datasets import ClassLabel, Dataset, Features, List, Value
 
 from fratrie.training import baselines
-from fratrie.training.baselines import BASELINES, Sentences, folds_of, score_baselines, tune
+from fratrie.training.baselines import BASELINES, Fit, Learner, Sentences, folds_of, rows_of, score_baselines, tune
 
 MOTHER, FATHER, GOOD = 0, 1, 2
 PERSONS = {MOTHER: "ma mère", FATHER: "mon père"}
@@ -23,7 +23,8 @@ def sentences(respondents, seed):
 
 
 def tuned(name, train, folds):
-    return tune(BASELINES[name], train.texts, train.labels, folds_of(train, folds))
+    method, learner = BASELINES[name], Learner(train.texts, train.labels)
+    return tune(method, method.words, train.labels, folds_of(train, folds), learner.fit_all)
 
 
 def dataset(sample, names=("m", "p", "+")):
@@ -65,12 +66,15 @@ def test_a_respondent_never_stands_on_both_sides():
     assert leaky == 1.0 and honest < 0.9
 
 
-def test_the_test_part_does_not_touch_training():
-    train = sentences(8, seed=0)
-    fitted = tuned("logistic_regression", train, folds=2).fitted
-    words = dict(fitted.features.transformer_list)["words"].vocabulary_
-    assert "père" in words and "je" in words and "j" in words
-    assert not any("sœur" in word for word in words)
+def test_other_sentences_that_are_asked_about_change_no_score():
+    train, test = sentences(8, seed=0), sentences(3, seed=1)
+    learnt, asked = rows_of(train, test)
+    learner = Learner([*train.texts, *test.texts, "ma sœur"], train.labels)
+    for method in BASELINES.values():
+        alone, beside = (
+            learner.scores(Fit(method, {"C": 1.0}, learnt, rows, MOTHER)) for rows in (asked, [*asked, asked[-1] + 1])
+        )
+        assert np.array_equal(alone, beside[:-1])
 
 
 def test_sentences_from_a_dataset():
