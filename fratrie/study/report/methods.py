@@ -261,7 +261,7 @@ def _intervals(results: Results) -> Iterator[Both]:
     if number < FEW_GROUPS:
         few = (
             "; with so few of them they are too narrow to rely on",
-            " ; avec si peu de tirages possibles, ils sont trop étroits pour qu'on s'y fie",
+            " ; avec un si petit nombre, ils sont trop étroits pour qu'on s'y fie",
         )
     paired = ("", "")
     if finetuned is not None and finetuned.get("comparison"):
