@@ -81,7 +81,7 @@ def test_every_tool_has_a_program_and_exact_versions():
     for row in list(ROWS.values())[1:]:
         ast.parse(row.program.read_text(encoding="utf-8"))
         (command,) = row.commands("python", Files(HERE), HERE)
-        words = iter(command[6:])
+        words = iter(command[7:])
         assert {name: json.loads(value) for name, value in zip(words, words, strict=True)} == {
             f"--{name}": value for name, value in row.options.items()
         }

@@ -66,7 +66,8 @@ class Row:
 
     def commands(self, python: Path, files: Files, folder: Path) -> list[list[object]]:
         """What to run so that the probabilities lie in `folder`."""
-        words = [python, self.program, files.theirs, files.train, files.test, folder / PROBABILITIES]
+        # -I: nothing but its virtual environment is imported, whatever PYTHONPATH says.
+        words = [python, "-I", self.program, files.theirs, files.train, files.test, folder / PROBABILITIES]
         return [[*words, *_options({name: json.dumps(value) for name, value in self.options.items()})]]
 
     def lines(self) -> int:

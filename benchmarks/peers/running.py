@@ -51,7 +51,7 @@ def environment(peer: str, folder: str | Path) -> Path:
     python, made_of = home / "bin" / "python", home / "requirements.txt"
     if not made_of.exists() or made_of.read_text(encoding="utf-8") != requirements.read_text(encoding="utf-8"):
         subprocess.run([sys.executable, "-m", "venv", "--clear", home], check=True)
-        install = ["-m", "pip", "install", "--quiet", "--use-pep517", "--requirement", requirements]
+        install = ["-I", "-m", "pip", "install", "--quiet", "--use-pep517", "--requirement", requirements]
         subprocess.run([python, *install], cwd=HERE.parents[1], check=True)
         made_of.write_text(requirements.read_text(encoding="utf-8"), encoding="utf-8")  # last: it is whole
     return python
