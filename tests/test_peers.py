@@ -12,7 +12,7 @@ from sklearn.metrics import f1_score
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers.rows import MEASURED, PROBABILITIES, ROWS, Files, code_lines
 from benchmarks.peers.running import HERE, run_program
-from benchmarks.peers.table import markdown, read, score
+from benchmarks.peers.table import lines_of, page, read, score, short_table
 from fratrie.cli.finetune import ClassifierOptions, FinetuningOptions
 from fratrie.cli.options import read_options
 from fratrie.cli.predict import PredictionOptions
@@ -63,13 +63,17 @@ def test_the_page_has_each_row_with_its_difference_to_ours(corpus, decided, tmp_
     write_row(tmp_path / "ours", truth, took)
     write_row(tmp_path / "setfit", decided, took)
     found = {name: read(tmp_path / name) for name in ("ours", "setfit")}
-    ours, setfit = (
-        line.split(" | ") for line in markdown(found, corpus["test"], ["- here"]).splitlines() if "1.5" in line
-    )
-    assert ours[2:] == ["1.000 (1.000 to 1.000)", "–", "1.000 (1.000 to 1.000)", "1.5", "2.6", "2", "1.2 |"]
+    ours, setfit = lines = lines_of(found, corpus["test"])
+    assert ours[2:] == ["1.000 (1.000 to 1.000)", "–", "1.000 (1.000 to 1.000)", "1.5", "2.6", "2", "1.2"]
     theirs = score(decided, truth, list(corpus["test"]["respondent"]))
     low, high = percentile_interval(theirs.macro_draws - 1)
     assert setfit[3] == f"{theirs.macro - 1:+.3f} ({low:+.3f} to {high:+.3f})"
+    assert "- here\n\n| tool |" in (whole := page(lines, ["- here"])) and f"\n| {' | '.join(setfit)} |\n" in whole
+    header, _, *rows = short_table(lines).splitlines()
+    assert header == "| tool | setting | macro-F1 (95 %) | minutes | memory, GB | lines |"
+    assert [row.count("|") for row in rows] == [7, 7] and rows[0].endswith(
+        "| 1.000 (1.000 to 1.000) | 1.5 | 2.6 | 2 |"
+    )
 
 
 def test_lines_of_a_program_are_those_of_code():
@@ -135,7 +139,7 @@ def test_rows_that_were_measured_are_not_measured_again(decided, tmp_path, monke
     assert measured == [row for name, row in ROWS.items() if name != "ours"]
     monkeypatch.setattr("sys.argv", [*given, "--rows", "ours"])
     peers.main()
-    assert measured[-1] == ROWS["ours"] and capsys.readouterr().out.count("| Fratrie") == 2
+    assert measured[-1] == ROWS["ours"] and capsys.readouterr().out.count("| Fratrie") == 4
     monkeypatch.setattr("sys.argv", [*given, "--rows", "mine"])
     with pytest.raises(ValueError, match="mine: there are ours, setfit"):
         peers.main()

@@ -21,7 +21,7 @@ from .. import machine
 from ..family_relations import write_rows
 from .rows import MEASURED, ROWS, Files, Row
 from .running import environment, run_program
-from .table import markdown, read
+from .table import lines_of, page, read, short_table
 
 RESULTS = Path(__file__).parents[1] / "PEERS.md"
 
@@ -51,10 +51,11 @@ def main() -> None:
         if name in options.rows or not (options.rows or (homes[name] / MEASURED).exists()):
             measure(row, environment(row.peer, options.environments), files, homes[name])
     found = {name: read(home) for name, home in homes.items() if (home / MEASURED).exists()}
-    page = markdown(found, corpus["test"], machine.describe())
-    print(page)
+    lines = lines_of(found, corpus["test"])
+    whole = page(lines, machine.describe())
+    print(whole, "For the README:", short_table(lines), sep="\n")
     if len(found) == len(ROWS):
-        RESULTS.write_text(page, encoding="utf-8")
+        RESULTS.write_text(whole, encoding="utf-8")
 
 
 def prepare(folder: Path, train: Dataset, test: Dataset) -> Files:
