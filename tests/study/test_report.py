@@ -436,7 +436,9 @@ def test_the_methods_paragraph_is_right_for_less():
     assert "répondant" not in found.french and "Cortes" not in " ".join(found.references)
     classical = methods(results | {"classical": CASES["the shipped labels"]["classical"]})
     assert "5-fold cross-validation." in classical.english and "à 5 plis." in classical.french
-    assert "bootstrap over the 120 sentences" in classical.english and "sur les 120 phrases du test" in classical.french
+    assert (
+        "bootstrap over the 120 sentences" in classical.english and "sur les 120 phrases du test" in classical.french
+    )
 
 
 @given(st.lists(st.tuples(st.text("aé <&'", min_size=1), st.floats(-5, 5))))
