@@ -11,6 +11,8 @@ a file, and is not measured again.
 """
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,11 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from datasets import Dataset
 from numpy.typing import NDArray
 from transformers import HfArgumentParser
 
 from fratrie.cli.running import run
+from fratrie.data import LABELS
 from fratrie.data.corpus import load_family_relations
 from fratrie.study.classical import CLASSICAL_METHODS
 from fratrie.training.baselines import Sentences, folds_of, tune
@@ -31,6 +35,7 @@ from fratrie.training.options import PRETRAINED_ENCODER
 from fratrie.training.tasks import targets_of
 
 from .family_relations import decisions, finetune, write_rows
+from .peers.running import HERE, environment, run_program
 
 METHODS = ("fratrie", "words", "setfit")
 
@@ -43,17 +48,19 @@ class Options:
     methods: list[str] = field(default_factory=lambda: list(METHODS), metadata={"help": f"Of: {', '.join(METHODS)}."})
     sizes: list[int] = field(default_factory=lambda: [8, 16, 32], metadata={"help": "Sentences of each label."})
     draws: int = field(default=3, metadata={"help": "Draws of each size; each is the seed of its training too."})
+    num_iterations: int = field(
+        default=20, metadata={"help": "Of setfit: pairs of each sentence with one of like labels, and with another."}
+    )
+    environments: str = field(default="runs/environments", metadata={"help": "Folder of virtual environments."})
     output_dir: str = field(default="runs/few_labels", metadata={"help": "Folder of the runs and their results."})
 
 
 def main() -> None:
     """Measure what is not known yet, and print all of it."""
     (options,) = HfArgumentParser(Options, description=__doc__).parse_args_into_dataclasses()
-    learners: dict[str, Callable[..., NDArray[np.int64]]] = {
-        "fratrie": learn_finetuned, "words": learn_words, "setfit": learn_words
-    }  # fmt: skip
     corpus, folder = load_family_relations(), Path(options.output_dir)
     train, test = corpus["train"], corpus["test"]
+    folder.mkdir(parents=True, exist_ok=True)
     known = folder / "results.json"
     results = json.loads(known.read_text(encoding="utf-8")) if known.exists() else {}
     for size in options.sizes:
@@ -62,11 +69,10 @@ def main() -> None:
             for method in options.methods:
                 if (name := f"{method} {size} {seed}") not in results:
                     began = time.perf_counter()
-                    predicted_NL = learners[method](rows, test, options.model, folder, seed)
+                    predicted_NL = LEARNERS[method](rows, test, options, seed)
                     seconds = time.perf_counter() - began
                     macro = multilabel_scores(predicted_NL, targets_of(test))["macro_f1"]
                     results[name] = {"sentences": len(rows), "macro_f1": macro, "seconds": seconds}
-                    folder.mkdir(parents=True, exist_ok=True)
                     known.write_text(json.dumps(results, indent=1), encoding="utf-8")
     print(table(results))
 
@@ -79,18 +85,41 @@ def draw(truth_NL: NDArray[Any], number: int, seed: int) -> NDArray[np.int64]:
     return np.unique(np.concatenate(drawn))
 
 
-def learn_finetuned(rows: Dataset, test: Dataset, model: str, folder: Path, seed: int) -> NDArray[np.int64]:
+def learn_finetuned(rows: Dataset, test: Dataset, options: Options, seed: int) -> NDArray[np.int64]:
     """The labels of test by `fratrie finetune`. Shape: (N, L)"""
-    finetune(model, folder / "fratrie", PRETRAINED_ENCODER, write_rows(rows, folder / "rows.jsonl"), seed)
+    folder = Path(options.output_dir)
+    data = write_rows(rows, folder / "rows.jsonl")
+    finetune(options.model, folder / "fratrie", PRETRAINED_ENCODER, data, seed)
     return decisions(folder / "fratrie", test)
 
 
-def learn_words(rows: Dataset, test: Dataset, model: str, folder: Path, seed: int) -> NDArray[np.int64]:
+def learn_words(rows: Dataset, test: Dataset, options: Options, seed: int) -> NDArray[np.int64]:
     """The labels of test by the best classical method of the study of this corpus. Shape: (N, L)"""
     learnt = Sentences.from_dataset(rows)
     method = CLASSICAL_METHODS["logistic_regression"]
     tuned = tune(method, learnt.texts, learnt.labels, folds_of(learnt, 5, seed), seed=seed)
     return tuned.fitted.predict(test["text"][:])
+
+
+def learn_setfit(rows: Dataset, test: Dataset, options: Options, seed: int) -> NDArray[np.int64]:
+    """The labels of test by setfit, at its own learning rate and batch size. Shape: (N, L)"""
+    folder = Path(options.output_dir)
+    weights, probabilities = folder / "weights", folder / "probabilities.csv"
+    if not weights.exists():
+        words = ["-m", "fratrie.cli", "convert", "--from", options.model, "--out", str(weights), "--to_hf"]
+        subprocess.run([sys.executable, *words], check=True)
+    parts = [write_rows(part, folder / f"{name}.jsonl") for name, part in (("rows", rows), ("test", test))]
+    given = ["--num_iterations", options.num_iterations, "--seed", seed]
+    program = [environment("setfit", options.environments), HERE / "setfit_labels.py"]
+    run_program([*program, weights, *parts, probabilities, *given], folder / "setfit.log")
+    return (pd.read_csv(probabilities)[list(LABELS)].to_numpy() > 0.5).astype(int)
+
+
+LEARNERS: dict[str, Callable[[Dataset, Dataset, Options, int], NDArray[np.int64]]] = {
+    "fratrie": learn_finetuned,
+    "words": learn_words,
+    "setfit": learn_setfit,
+}
 
 
 def table(results: dict[str, dict[str, float]]) -> str:
