@@ -13,8 +13,13 @@ from threading import Event, Thread
 import psutil
 
 HERE = Path(__file__).parent
-# What may not reach the network does not try to.
-OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "WANDB_MODE": "disabled", "TOKENIZERS_PARALLELISM": "false"}
+# Libraries that would reach for the network are told not to.
+OFFLINE = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "WANDB_MODE": "disabled",
+    "TOKENIZERS_PARALLELISM": "false",
+}
 _BETWEEN = 0.2  # seconds between two looks at the memory
 
 
