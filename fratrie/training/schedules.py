@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, get_scheduler
 
 FUSED_DEVICES = {"cpu", "cuda", "mps", "xpu"}
 # With fewer steps pretrained layers and their new head have not learnt a few labels (benchmarks/few_labels.md).
-LEAST_STEPS = 500
+LEAST_STEPS = 800
 
 
 def build_optimizer(
