@@ -48,10 +48,11 @@ class Options:
     methods: list[str] = field(default_factory=lambda: list(METHODS), metadata={"help": f"Of: {', '.join(METHODS)}."})
     sizes: list[int] = field(default_factory=lambda: [8, 16, 32], metadata={"help": "Sentences of each label."})
     draws: int = field(default=3, metadata={"help": "Draws of each size; each is the seed of its training too."})
-    num_iterations: int = field(
-        default=20, metadata={"help": "Of setfit: pairs of each sentence with one of like labels, and with another."}
+    pairs: int = field(
+        default=3500,
+        metadata={"help": "Of setfit, about: num_iterations is 20 where 8 sentences of each label are drawn."},
     )
-    environments: str = field(default="runs/environments", metadata={"help": "Folder of virtual environments."})
+    environments: str = field(default="runs/peers/environments", metadata={"help": "Folder of virtual environments."})
     output_dir: str = field(default="runs/few_labels", metadata={"help": "Folder of the runs and their results."})
 
 
@@ -109,7 +110,8 @@ def learn_setfit(rows: Dataset, test: Dataset, options: Options, seed: int) -> N
         words = ["-m", "fratrie.cli", "convert", "--from", options.model, "--out", str(weights), "--to_hf"]
         subprocess.run([sys.executable, *words], check=True)
     parts = [write_rows(part, folder / f"{name}.jsonl") for name, part in (("rows", rows), ("test", test))]
-    given = ["--num_iterations", options.num_iterations, "--seed", seed]
+    iterations = max(1, round(options.pairs / (2 * len(rows))))
+    given = ["--num_iterations", iterations, "--seed", seed]
     program = [environment("setfit", options.environments), HERE / "setfit_labels.py"]
     run_program([*program, weights, *parts, probabilities, *given], folder / "setfit.log")
     return (pd.read_csv(probabilities)[list(LABELS)].to_numpy() > 0.5).astype(int)
