@@ -64,8 +64,8 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     known = folder / "results.json"
     results = json.loads(known.read_text(encoding="utf-8")) if known.exists() else {}
-    for size in options.sizes:
-        for seed in range(options.draws):
+    for seed in range(options.draws):
+        for size in options.sizes:
             rows = train.select(draw(targets_of(train), size, seed))
             for method in options.methods:
                 if (name := f"{method} {size} {seed}") not in results:

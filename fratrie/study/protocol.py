@@ -21,7 +21,7 @@ from fratrie.training.baselines import folds_of
 from fratrie.training.classifiers import load_classifier
 from fratrie.training.fingerprint import digest_of, fingerprint_files
 from fratrie.training.metrics import MULTI_LABEL, multilabel_scores, probabilities
-from fratrie.training.schedules import enough_epochs
+from fratrie.training.schedules import LEAST_STEPS, enough_epochs
 
 from . import errors
 from .calibration import calibrated, compare_calibration, learn_points, learn_thresholds, temperatures
@@ -261,7 +261,7 @@ class Study:
                 f"{name}-{method}-{features}", lambda: self._classical_curve(method, features, parts)
             )
         if "finetuning" not in own.leave_out:
-            methods["finetuned"] = self._finetuned_curve(f"{name}-{self.setting_name}", parts)
+            methods["finetuned"] = self._finetuned_curve(f"{name}-{self.setting_name}-{LEAST_STEPS}", parts)
         return {"sizes": [*sizes, whole], "draws": own.curve_draws, "methods": methods}
 
     def _classical_curve(self, method: str, features: str, parts: Sequence[Sequence[Rows]]) -> list[list[float]]:
