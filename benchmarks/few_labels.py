@@ -59,6 +59,8 @@ class Options:
 def main() -> None:
     """Measure what is not known yet, and print all of it."""
     (options,) = HfArgumentParser(Options, description=__doc__).parse_args_into_dataclasses()
+    if unknown := set(options.methods) - set(LEARNERS):
+        raise ValueError(f"--methods {' '.join(sorted(unknown))}: there are {', '.join(LEARNERS)}")
     corpus, folder = load_family_relations(), Path(options.output_dir)
     train, test = corpus["train"], corpus["test"]
     folder.mkdir(parents=True, exist_ok=True)
