@@ -114,7 +114,7 @@ def learn_setfit(rows: Dataset, test: Dataset, options: Options, seed: int) -> N
     parts = [write_rows(part, folder / f"{name}.jsonl") for name, part in (("rows", rows), ("test", test))]
     iterations = max(1, round(options.pairs / (2 * len(rows))))
     given = ["--num_iterations", iterations, "--seed", seed]
-    program = [environment("setfit", options.environments), HERE / "setfit_labels.py"]
+    program = [environment("setfit", options.environments), "-I", HERE / "setfit_labels.py"]
     run_program([*program, weights, *parts, probabilities, *given], folder / "setfit.log")
     return (pd.read_csv(probabilities)[list(LABELS)].to_numpy() > 0.5).astype(int)
 
