@@ -3,12 +3,15 @@
 import importlib
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from benchmarks import all as table
-from benchmarks import mixers
+from benchmarks import few_labels, mixers
 from benchmarks.limits import _Products, products_alone, profile
 from benchmarks.rows import decoder_training, masked_language_modelling, optimizer
 from benchmarks.timing import Row, times
@@ -121,3 +124,18 @@ def test_the_ratio_of_the_mixing_alone_where_there_is_one():
 def test_the_slope_of_a_cost_in_the_length():
     squared = mixers.Measured("softmax", seconds={1024: 9.0, 2048: 1.0, 4096: 4.0, 8192: 16.0})
     assert squared.slope() == pytest.approx(2.0)
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 6), st.integers(0, 99), st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=1))
+def test_a_few_sentences_of_each_label_are_drawn(number, seed, truth):
+    """At least so many, or all that there are, in no more sentences than that takes."""
+    truth_NL = np.array(truth)
+    rows = few_labels.draw(truth_NL, number, seed)
+    assert len(rows) == len(set(rows)) <= 3 * number and truth_NL[rows].any(1).all()
+    assert (truth_NL[rows].sum(0) >= np.minimum(truth_NL.sum(0), number)).all()
+
+
+def test_few_labels_in_a_table():
+    results = {f"fratrie 8 {seed}": {"sentences": 80 + seed, "macro_f1": seed / 4, "seconds": 9.0} for seed in (1, 2)}
+    assert few_labels.table(results).splitlines()[-1] == "| 8 | 82 | fratrie | 0.375 | 0.250 to 0.500 | 9 |"

@@ -57,6 +57,7 @@ from fratrie.training.model_card import (
 from fratrie.training.model_folders import check_checkpoint, check_same_tokens, load_config, load_tokenizer
 from fratrie.training.options import check_ranges
 from fratrie.training.pretraining import new_config
+from fratrie.training.schedules import LEAST_STEPS, enough_epochs
 from fratrie.training.scoring import predict_logits, score_rows
 from fratrie.training.tasks import balanced_weights, check_every_label_occurs, targets_of, task_of
 
@@ -64,6 +65,8 @@ from .options import read_options
 from .running import run
 
 logger = logging.getLogger("fratrie.finetune")
+
+EPOCHS, PATIENCE = 10, 4
 
 SHIPPED = (
     "The family-relations corpus shipped with Fratrie: machine-written French sentences in the voice of teenagers "
@@ -156,7 +159,13 @@ class FinetuningOptions(TrainingOptions):
             "1: one rate."
         },
     )
-    num_train_epochs: float = field(default=10.0, metadata={"help": "Passes over the training data, at most."})
+    num_train_epochs: float | None = field(  # type: ignore[assignment] # `choose_length` fills it in
+        default=None,
+        metadata={
+            "help": f"Passes over the training data, at most; by default {EPOCHS}, or of few texts as many as make "
+            f"{LEAST_STEPS} steps."
+        },
+    )
     per_device_train_batch_size: int = field(default=16, metadata={"help": "Rows of one micro-batch on one process."})
     per_device_eval_batch_size: int = field(default=64, metadata={"help": "Rows of one evaluation batch."})
     warmup_steps: float = field(
@@ -169,8 +178,12 @@ class FinetuningOptions(TrainingOptions):
         default="auto",
         metadata={"help": "Metric whose best checkpoint is kept; `auto`: eval_macro_f1, or eval_mse for real values."},
     )
-    early_stopping_patience: int = field(
-        default=4, metadata={"help": "Stop after so many evaluations without a better metric; 0 never stops."}
+    early_stopping_patience: int | None = field(  # type: ignore[assignment] # `choose_length` fills it in
+        default=None,
+        metadata={
+            "help": f"Stop after so many evaluations without a better metric; 0 never stops. By default {PATIENCE}, "
+            f"or in proportion more where few texts make more than {EPOCHS} epochs."
+        },
     )
 
     def __post_init__(self) -> None:
@@ -181,6 +194,19 @@ class FinetuningOptions(TrainingOptions):
     def watch_nothing(self) -> None:
         """Train to the end and keep the last model."""
         self.eval_strategy, self.metric_for_best_model, self.early_stopping_patience = "no", None, 0
+
+    def choose_length(self, steps_per_epoch: int) -> None:
+        """Fill in the epochs, where they are not given, and a patience in proportion to them."""
+        epochs = EPOCHS
+        if self.num_train_epochs is None and self.max_steps <= 0:
+            epochs = enough_epochs(EPOCHS, steps_per_epoch)
+        if epochs > EPOCHS:
+            steps = epochs * steps_per_epoch
+            logger.info("few texts: %d epochs in the place of %d, which make %d steps", epochs, EPOCHS, steps)
+        if self.num_train_epochs is None:
+            self.num_train_epochs = epochs
+        if self.early_stopping_patience is None:
+            self.early_stopping_patience = math.ceil(PATIENCE * epochs / EPOCHS)
 
     def choose_metric(self, problem_type: str) -> None:
         """Turn `auto` into the usual metric of the task."""
@@ -314,6 +340,10 @@ def _prepare(
         part: encode(dataset["text"][:], model, tokenizer, data.max_length, targets_of(dataset))
         for part, dataset in parts.items()
     }
+    rows_of_a_step = (
+        options.per_device_train_batch_size * options.gradient_accumulation_steps * accelerator.num_processes
+    )
+    options.choose_length(math.ceil(len(rows["train"]) / rows_of_a_step))
     return Run(data, choices, options, accelerator, parts, model, tokenizer, rows)
 
 

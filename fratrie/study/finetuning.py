@@ -4,6 +4,7 @@ Shapes: N sentences, L labels, S seeds.
 """
 
 import logging
+import math
 import multiprocessing
 import tempfile
 import time
@@ -32,6 +33,7 @@ from fratrie.training.loop import Evaluator, TrainingOptions, create_accelerator
 from fratrie.training.metrics import MULTI_LABEL, REGRESSION, multilabel_scores
 from fratrie.training.model_folders import check_checkpoint, load_config, load_tokenizer
 from fratrie.training.options import PRETRAINED_ENCODER
+from fratrie.training.schedules import LEAST_STEPS, enough_epochs
 from fratrie.training.scoring import predict_logits
 from fratrie.training.tasks import Task
 
@@ -100,6 +102,10 @@ class Recipe:
     warmup: float = 0.1
     mixed_precision: Literal["no", "bf16"] = PRETRAINED_ENCODER["mixed_precision"]
     max_length: int | None = None
+
+    def steps_per_epoch(self, sentences: int) -> int:
+        """Optimizer steps in a pass over so many sentences."""
+        return math.ceil(sentences / self.batch_size)
 
     def first_setting(self, depth: int) -> Setting:
         """Where the search begins at a depth."""
@@ -226,6 +232,9 @@ def finetuned_logits(
 ) -> Logits:
     """Logits of test, by models that learnt parts of train; one model for each part.
 
+    A small part is seen in more epochs than `setting` says: until `LEAST_STEPS` steps are taken, or as many as all of
+    train gets, where these are fewer.
+
     Args:
         data, encoder, setting, recipe, workers, progress: as for `finetune`.
         subsets: rows of train to learn; a list of them for each model.
@@ -236,11 +245,19 @@ def finetuned_logits(
     Returns:
         Shape: (len(subsets), N, L)
     """
-    unseen = rows_of(data.train, data.test)[1]
-    runs = {place: _Run(setting, rows, unseen, seed + place) for place, rows in enumerate(subsets)}
+    learnt, unseen = rows_of(data.train, data.test)
+    least = min(LEAST_STEPS, setting.epochs * recipe.steps_per_epoch(len(learnt)))
+    runs = {
+        place: _Run(_at_least(least, setting, recipe.steps_per_epoch(len(rows))), rows, unseen, seed + place)
+        for place, rows in enumerate(subsets)
+    }
     with _open_trainers(_read(data, encoder, recipe, with_test=True), workers, progress) as trainers:
         found = trainers.predict(runs, known, keep)
     return np.stack([found[place][0] for place in runs])
+
+
+def _at_least(steps: int, setting: Setting, steps_per_epoch: int) -> Setting:
+    return replace(setting, epochs=enough_epochs(setting.epochs, steps_per_epoch, steps))
 
 
 def _values(setting: Setting) -> tuple[int, float, int]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fratrie.training.options import check_ranges
+from fratrie.training.schedules import LEAST_STEPS
 
 from .classical import CLASSICAL_METHODS
 
@@ -25,12 +26,21 @@ class ProtocolOptions:
         metadata={"help": "Numbers of trained layers to choose from, from the top; at most all of the encoder's."},
     )
     learning_rate: float = field(default=4e-4, metadata={"help": "Peak rate of the top layer, to compare depths at."})
-    epochs: int = field(default=8, metadata={"help": "Passes over the sentences, to compare depths at."})
+    epochs: int | None = field(
+        default=None,
+        metadata={
+            "help": "Passes over the sentences, to compare depths at; by default 8, or of few sentences as many as "
+            f"make {LEAST_STEPS} steps."
+        },
+    )
     rate_factors: list[float] = field(
         default_factory=lambda: [0.5], metadata={"help": "Further rates, times the first, at the depth chosen."}
     )
-    other_epochs: list[int] = field(
-        default_factory=lambda: [12], metadata={"help": "Further numbers of epochs, at the depth and rate chosen."}
+    other_epochs: list[int] | None = field(
+        default=None,
+        metadata={
+            "help": "Further numbers of epochs, at the depth and rate chosen; by default one and a half times as many."
+        },
     )
     seeds: int = field(default=3, metadata={"help": "Final models, whose scores on test are averaged."})
     calibration: Literal["temperature", "isotonic", "none"] = field(

@@ -22,6 +22,7 @@ from fratrie.training.baselines import folds_of
 from fratrie.training.classifiers import load_classifier
 from fratrie.training.fingerprint import digest_of, fingerprint_files
 from fratrie.training.metrics import MULTI_LABEL, multilabel_scores, probabilities
+from fratrie.training.schedules import LEAST_STEPS, enough_epochs
 
 from . import errors
 from .calibration import calibrated, compare_calibration, learn_points, learn_thresholds, temperatures
@@ -90,13 +91,14 @@ class Study:
     @cached_property
     def recipe(self) -> Recipe:
         """What the search tries."""
-        own = self.options
+        own, sentences = self.options, min(len(learnt) for learnt, _ in self.folds)
+        epochs = own.epochs or enough_epochs(Recipe.epochs, Recipe().steps_per_epoch(sentences))
         return Recipe(
             depths=own.depths,
             learning_rate=own.learning_rate,
-            epochs=own.epochs,
+            epochs=epochs,
             rate_factors=own.rate_factors,
-            other_epochs=own.other_epochs,
+            other_epochs=[3 * epochs // 2] if own.other_epochs is None else own.other_epochs,
             max_length=self.max_length,
         )
 
@@ -255,7 +257,7 @@ class Study:
                 f"{name}-{method}-{features}", lambda: self._classical_curve(method, features, parts)
             )
         if "finetuning" not in own.leave_out:
-            methods["finetuned"] = self._finetuned_curve(f"{name}-{self.setting_name}", parts)
+            methods["finetuned"] = self._finetuned_curve(f"{name}-{self.setting_name}-{LEAST_STEPS}", parts)
         return {"sizes": [*sizes, whole], "draws": own.curve_draws, "methods": methods}
 
     def _classical_curve(self, method: str, features: str, parts: Sequence[Sequence[Rows]]) -> list[list[float]]:

@@ -125,7 +125,6 @@ PRETRAINED_ENCODER: dict[str, Any] = {
     "head_learning_rate": 2e-3,
     "layer_decay": 0.9,
     "trainable_layers": 6,
-    "num_train_epochs": 10,
     "per_device_train_batch_size": 8,
     "mixed_precision": "bf16",
     "validation_size": 0,
@@ -245,7 +244,7 @@ class TrainingOptions:
 
     def __post_init__(self) -> None:
         check_ranges(self, RANGES)
-        if self.max_steps <= 0 and self.num_train_epochs <= 0:
+        if self.max_steps <= 0 and self.num_train_epochs == 0:
             raise ValueError(f"num_train_epochs={self.num_train_epochs} must be above 0 (or give max_steps)")
         if self.early_stopping_patience and self.metric_for_best_model is None:
             raise ValueError("early_stopping_patience needs metric_for_best_model, the metric to watch")

@@ -10,6 +10,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedModel, get_scheduler
 
 FUSED_DEVICES = {"cpu", "cuda", "mps", "xpu"}
+# With fewer steps pretrained layers and their new head have not learnt a few labels (benchmarks/few_labels.md).
+LEAST_STEPS = 800
 
 
 def build_optimizer(
@@ -48,6 +50,11 @@ def build_optimizer(
     ]
     fused = (device or trainable[0][1].device).type in FUSED_DEVICES
     return torch.optim.AdamW(described, lr=learning_rate, betas=betas, eps=epsilon, fused=fused)
+
+
+def enough_epochs(epochs: int, steps_per_epoch: int, least_steps: int = LEAST_STEPS) -> int:
+    """So many epochs, or as many more as give `least_steps` optimizer steps: few rows are seen more often."""
+    return max(epochs, math.ceil(least_steps / steps_per_epoch))
 
 
 def warmup_length(warmup_steps: float, total_steps: int) -> int:

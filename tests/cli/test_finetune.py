@@ -11,6 +11,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from fratrie import FratrieEncoderModel
+from fratrie.cli.finetune import FinetuningOptions
+from fratrie.training.schedules import LEAST_STEPS
 
 FAST = ["--disable_progress", "--report_to", "none", "--learning_rate", "5e-3", "--seed", "1"]
 TINY = "hidden_size=32,num_hidden_layers=2,num_attention_heads=2,intermediate_size=48"
@@ -34,6 +36,23 @@ def files(samples):
 
 def read(path):
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("given", "steps_per_epoch", "epochs", "patience"),
+    [
+        ({}, 165, 10, 4),
+        ({}, LEAST_STEPS // 25, 25, 10),
+        ({"early_stopping_patience": 3}, LEAST_STEPS // 25, 25, 3),
+        ({"num_train_epochs": 2}, 1, 2, 4),
+        ({"max_steps": 7}, 1, 10, 4),
+        ({"eval_strategy": "no"}, LEAST_STEPS // 25, 25, 0),
+    ],
+)
+def test_few_texts_are_seen_in_more_epochs_unless_a_number_is_given(given, steps_per_epoch, epochs, patience):
+    options = FinetuningOptions("out", **given)
+    options.choose_length(steps_per_epoch)
+    assert (options.num_train_epochs, options.early_stopping_patience) == (epochs, patience)
 
 
 @pytest.mark.parametrize("kind", ["bert", "fratrie"])

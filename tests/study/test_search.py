@@ -1,3 +1,6 @@
+import math
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -8,11 +11,14 @@ from fratrie import FratrieEncoderConfig, FratrieEncoderModel
 from fratrie.study import finetuning
 from fratrie.study.data import StudyData
 from fratrie.study.finetuning import Recipe, Setting, finetune, finetuned_logits, search
+from fratrie.study.options import ProtocolOptions
+from fratrie.study.protocol import Study
 from fratrie.tokenization import train_byte_level_bpe
 from fratrie.training.baselines import Sentences, folds_of
 from fratrie.training.classifiers import load_classifier
 from fratrie.training.loop import NonFiniteLossError
 from fratrie.training.model_folders import load_tokenizer
+from fratrie.training.schedules import LEAST_STEPS
 from fratrie.training.tasks import Task
 
 WORDS = ["mère", "père", "sœur", "frère", "tante", "oncle"]
@@ -90,6 +96,30 @@ def test_a_model_learns_the_rows_of_its_fold_alone(encoder, data, folds, in_this
     texts = load_tokenizer(encoder)(TEXTS)["input_ids"]
     expected = [[texts[index] for index in rows] for rows, _ in folds]
     assert [[row["input_ids"] for row in rows] for rows in learnt] == expected
+
+
+def test_a_small_part_is_learnt_in_as_many_steps_as_all_of_train(encoder, data, in_this_process, monkeypatch):
+    taken = []
+
+    def note(model, options, accelerator, rows, *_, **__):
+        taken.append(math.ceil(len(rows) / options.per_device_train_batch_size) * options.num_train_epochs)
+
+    monkeypatch.setattr(finetuning, "train", note)
+    parts = [np.arange(4), np.arange(9), np.arange(20)]  # 1, 2 and 3 steps an epoch
+    for epochs, least in ((6, 18), (300, LEAST_STEPS)):
+        taken.clear()
+        finetuned_logits(data, encoder, Setting(0, 0.1, epochs), parts, RECIPE)
+        assert sorted(taken) == [max(epochs * number, least) for number in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("given", "epochs", "others"),
+    [({}, LEAST_STEPS // 2, [3 * LEAST_STEPS // 4]), ({"epochs": 3, "other_epochs": [5]}, 3, [5])],
+)
+def test_few_sentences_are_searched_in_more_epochs(data, given, epochs, others):
+    options = ProtocolOptions(folds=2, **given)  # two folds of 10 sentences: 2 steps an epoch
+    recipe = Study(data, options, Path(), Path(), None, None).recipe
+    assert (recipe.epochs, recipe.other_epochs) == (epochs, others)
 
 
 def test_rates_are_tried_at_the_best_depth(found):

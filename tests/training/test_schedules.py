@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertForMaskedLM
 
-from fratrie.training.schedules import build_optimizer, build_scheduler, warmup_length
+from fratrie.training.schedules import build_optimizer, build_scheduler, enough_epochs, warmup_length
 
 
 def rates(shape, warmup, total):
@@ -30,6 +30,11 @@ def test_cosine():
 
 def test_constant():
     assert rates("constant", 2, 4) == pytest.approx([0, 0.5, 1, 1, 1])
+
+
+@pytest.mark.parametrize(("steps_per_epoch", "epochs"), [(1, 500), (11, 46), (49, 11), (50, 10), (165, 10)])
+def test_few_rows_are_seen_in_more_epochs(steps_per_epoch, epochs):
+    assert enough_epochs(10, steps_per_epoch, least_steps=500) == epochs
 
 
 @pytest.mark.parametrize(("given", "length"), [(0, 0), (0.1, 3), (0.5, 13), (1, 1), (7.0, 7), (25, 25)])
