@@ -97,7 +97,7 @@ def test_our_commands_have_their_options(monkeypatch):
     tune, predict = (list(map(str, command[1:])) for command in ROWS["ours"].commands(HERE, Files(HERE), HERE))
     monkeypatch.setattr("sys.argv", tune)
     data, choices, training = read_options("", LabelledDataOptions, ClassifierOptions, FinetuningOptions)
-    assert (data.train_file, choices.trainable_layers, training.num_train_epochs) == (str(HERE / "train.jsonl"), 6, 10)
+    assert (data.train_file, choices.trainable_layers, training.learning_rate) == (str(HERE / "train.jsonl"), 6, 4e-4)
     monkeypatch.setattr("sys.argv", predict)
     assert read_options("", PredictionOptions)[0].model == training.output_dir
 
