@@ -7,7 +7,7 @@ import ast
 import importlib
 import re
 import sys
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 COMMANDS = (
@@ -30,11 +30,20 @@ def main() -> None:
     if name in ("-h", "--help"):
         print(_help())
     elif name in ("-V", "--version"):
-        print(f"fratrie {version('fratrie')} (torch {version('torch')}, transformers {version('transformers')})")
+        print(f"fratrie {_own_version()} (torch {version('torch')}, transformers {version('transformers')})")
     else:
         from fratrie.cli.running import run
 
         run(_subcommand)
+
+
+def _own_version() -> str:
+    try:
+        return version("fratrie")
+    except PackageNotFoundError:  # a clone that is not installed
+        from fratrie import __version__
+
+        return __version__
 
 
 def _subcommand() -> None:

@@ -60,7 +60,8 @@ def read_options(description: str | None, *kinds: type) -> tuple[Any, ...]:
         arguments = [*_options_of_file(files.config[0], parser), *given]
     *found, unknown = parser.parse_args_into_dataclasses(arguments, return_remaining_strings=True)
     if unknown:
-        raise ValueError(_advise(unknown[0], _actions_of(parser)))
+        names = [word for word in unknown if word.startswith("--")] or unknown[:1]
+        raise ValueError("; ".join(_advise(name, _actions_of(parser)) for name in names) + "; --help lists them")
     for part in found[: len(kinds)]:
         _check_values(part)
     if any(getattr(part, "disable_progress", False) for part in found):
@@ -76,9 +77,9 @@ def _actions_of(parser: ArgumentParser) -> dict[str, Action]:
 
 def _advise(name: str, known: Iterable[str]) -> str:
     if not name.startswith("--"):
-        return f"{name!r} belongs to no option (--help lists them)"
+        return f"{name!r} belongs to no option"
     close = difflib.get_close_matches(name.removeprefix("--").partition("=")[0], known, n=1)
-    return f"there is no option {name}{f' (did you mean --{close[0]}?)' if close else ''}; --help lists them"
+    return f"there is no option {name}{f' (did you mean --{close[0]}?)' if close else ''}"
 
 
 def _options_of_file(file: str, parser: ArgumentParser) -> Iterator[str]:
@@ -90,7 +91,7 @@ def _options_of_file(file: str, parser: ArgumentParser) -> Iterator[str]:
     actions = _actions_of(parser)
     for name, value in _read_mapping(file).items():
         if name not in actions:
-            raise ValueError(f"{file}: {_advise(f'--{name}', actions)}")
+            raise ValueError(f"{file}: {_advise(f'--{name}', actions)}; --help lists them")
         if value in _NOTHING:
             continue
         values = value if isinstance(value, list) else [value]

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from datasets import DatasetDict
+from tqdm.contrib.logging import logging_redirect_tqdm
 from transformers import AutoModel, PreTrainedTokenizerBase
 
 import fratrie  # noqa: F401 (registers its models)
@@ -83,7 +84,7 @@ def main() -> None:
     logging.getLogger("fratrie").setLevel(logging.INFO)
     folder = Path(options.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    with held(folder), without_bars():
+    with held(folder), without_bars(), logging_redirect_tqdm():
         sweep(folder)
         try:
             _study(options, protocol, folder)

@@ -37,6 +37,7 @@ from fratrie.training.baselines import (
 )
 from fratrie.training.encoding import encode
 from fratrie.training.evaluation import evaluating
+from fratrie.training.fingerprint import digest_of
 from fratrie.training.metrics import SINGLE_LABEL
 from fratrie.training.model_folders import check_checkpoint, load_tokenizer
 
@@ -198,8 +199,13 @@ def score_classical(
         with open_fits(features, data, encoder, workers, max_length) as fit_all:
             for method in methods:
                 find_it = partial(find, method, features, fit_all, next(places))
-                found[method][features] = step(f"classical-{method}-{features}", find_it)
+                found[method][features] = step(f"classical-{name_of(method, features)}", find_it)
     return found
+
+
+def name_of(method: str, features: str) -> str:
+    """Of a step that tunes a method or fits it: another one when the method or its grid has changed."""
+    return f"{method}-{features}-{digest_of(str(CLASSICAL_METHODS[method]))[:8]}"
 
 
 def _tune_and_score(

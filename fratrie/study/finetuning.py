@@ -368,7 +368,7 @@ def _open_trainers(corpus: _Corpus, number: int | None, progress: Progress | Non
     done = multiprocessing.get_context("spawn").Value("d", 0.0)
     with (
         tempfile.TemporaryDirectory() as folder,
-        open_workers(number, _prepare, corpus, done, Path(folder)) as workers,
+        open_workers(number, _prepare, corpus, Path(folder), shared=(done,)) as workers,
     ):
         yield _Trainers(workers, done, progress)
 
@@ -376,7 +376,7 @@ def _open_trainers(corpus: _Corpus, number: int | None, progress: Progress | Non
 _trainer: "_Trainer"
 
 
-def _prepare(corpus: _Corpus, done: "Synchronized[float]", folder: Path) -> None:
+def _prepare(corpus: _Corpus, folder: Path, done: "Synchronized[float]") -> None:
     global _trainer
     logging.getLogger("fratrie").setLevel(logging.ERROR)  # the first process has warned already
     hide_bars()

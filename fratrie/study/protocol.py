@@ -26,7 +26,7 @@ from fratrie.training.schedules import LEAST_STEPS, enough_epochs
 
 from . import errors
 from .calibration import calibrated, compare_calibration, learn_points, learn_thresholds, temperatures
-from .classical import score_classical
+from .classical import name_of, score_classical
 from .data import StudyData
 from .finetuning import Recipe, Setting, finetune, finetuned_logits, search
 from .journal import Fits, Journal
@@ -254,7 +254,7 @@ class Study:
         if "classical" not in own.leave_out:
             method, features = best_classical(self.classical)
             methods[f"{method} {features}"] = self.journal.step(
-                f"{name}-{method}-{features}", lambda: self._classical_curve(method, features, parts)
+                f"{name}-{name_of(method, features)}", lambda: self._classical_curve(method, features, parts)
             )
         if "finetuning" not in own.leave_out:
             methods["finetuned"] = self._finetuned_curve(f"{name}-{self.setting_name}-{LEAST_STEPS}", parts)

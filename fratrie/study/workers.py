@@ -4,16 +4,20 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from typing import Any, TypeVar
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 from tqdm.auto import tqdm
 
 from fratrie.training.stopping import leave_signals_to_the_main_process
+
+if TYPE_CHECKING:
+    from multiprocessing.queues import Queue
 
 Key = TypeVar("Key")
 Result = TypeVar("Result")
@@ -64,33 +68,50 @@ class Workers:
             ValueError: a process was killed.
             Exception: what a call raised.
         """
-        waiting: dict[Future[Result], Key] = {
-            self._pool.submit(function, *arguments): key for key, arguments in calls.items()
-        }
+        ended: SimpleQueue[Future[Result]] = SimpleQueue()
+        waiting: dict[Future[Result], Key] = {}
+        for key, arguments in calls.items():
+            future = self._pool.submit(function, *arguments)
+            waiting[future] = key
+            future.add_done_callback(ended.put)
         while waiting:
-            done, _ = wait(waiting, _SECONDS_BETWEEN_LOOKS, FIRST_COMPLETED)
-            for future in done:
-                try:
-                    yield waiting.pop(future), future.result()
-                except BrokenProcessPool as error:
-                    raise ValueError(
-                        "a worker process was killed, as systems do that run out of memory: take fewer workers"
-                    ) from error
+            try:
+                future = ended.get(timeout=_SECONDS_BETWEEN_LOOKS)
+                yield waiting.pop(future), future.result()
+            except Empty:
+                pass
+            except BrokenProcessPool as error:
+                raise ValueError(
+                    "a worker process was killed, as systems do that run out of memory: take fewer workers"
+                ) from error
             look()
 
 
 @contextmanager
-def open_workers(number: int, prepare: Callable[..., None], *arguments: Any) -> Iterator[Workers]:
-    """Open processes for a context; `prepare(*arguments)` is called in each of them first.
+def open_workers(
+    number: int, prepare: Callable[..., None], *arguments: Any, shared: tuple[Any, ...] = ()
+) -> Iterator[Workers]:
+    """Open processes for a context; `prepare(*arguments, *shared)` is called in each of them first.
 
     An exception in the context, Ctrl-C among them, ends them at once; so does the end of this process, however it
     comes.
+
+    Args:
+        number: of processes, which are started as calls come.
+        prepare: of a module.
+        arguments: for it, of any size.
+        shared: what only a process that is being started can be given, such as a `multiprocessing.Value`.
     """
     context = multiprocessing.get_context("spawn")
     # Nobody writes into this pipe: a process reads its end when the last process that could has closed it.
     lifeline, held = context.Pipe(duplex=False)
+    # What is given to a process at its start must fit into a pipe, or this one would wait until it has imported all.
+    payloads: Queue[tuple[Any, ...]] = context.Queue()
+    payloads.cancel_join_thread()  # perhaps not all of the processes will be started
+    for _ in range(number):
+        payloads.put(arguments)
     with _environment(_ENVIRONMENT):
-        pool = ProcessPoolExecutor(number, context, _begin, (lifeline, prepare, arguments))
+        pool = ProcessPoolExecutor(number, context, _begin, (lifeline, payloads, prepare, shared))
         try:
             yield Workers(pool)
         except BaseException:
@@ -100,6 +121,7 @@ def open_workers(number: int, prepare: Callable[..., None], *arguments: Any) -> 
             pool.shutdown(cancel_futures=True)
             held.close()
             lifeline.close()
+            payloads.close()
 
 
 @contextmanager
@@ -114,11 +136,13 @@ def _environment(changes: Mapping[str, str]) -> Iterator[None]:
             os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
-def _begin(lifeline: Connection, prepare: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+def _begin(
+    lifeline: Connection, payloads: "Queue[tuple[Any, ...]]", prepare: Callable[..., None], shared: tuple[Any, ...]
+) -> None:
     leave_signals_to_the_main_process()
     tqdm.set_lock(threading.RLock())  # by default it is the system's, which a process that is ended leaves behind
     threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
-    prepare(*arguments)
+    prepare(*payloads.get(), *shared)
 
 
 def _end_with(lifeline: Connection) -> None:

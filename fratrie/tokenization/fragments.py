@@ -16,7 +16,7 @@ _MOST_TEXTS = 1000  # to look at
 
 
 class Fragments(NamedTuple):
-    """The long words that are cut into pieces of fewer than two letters on average, and the number of long words."""
+    """Long words that are unknown or cut into pieces of fewer than two letters on average, and the number of all."""
 
     words: list[str]
     total: int
@@ -28,19 +28,26 @@ class Fragments(NamedTuple):
 
 
 def fragments(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> Fragments:
-    """Look at the words of five letters or more, in an even sample of the texts (one or more) where these are many."""
+    """Look at the words of five letters or more, in an even sample of the texts (one or more) where these are many.
+
+    Scripts without upper and lower case are left out: most of them have short words, or no spaces between them.
+    """
     texts = texts[:: -(-len(texts) // _MOST_TEXTS)]
     encoded: Any = tokenizer(
         list(texts), add_special_tokens=False, return_offsets_mapping=True, truncation=False, verbose=False
     )
     words, total = [], 0
-    for text, offsets in zip(texts, encoded["offset_mapping"], strict=True):
+    for text, offsets, ids in zip(texts, encoded["offset_mapping"], encoded["input_ids"], strict=True):
         pieces = [-1] * len(text)
         for piece, (start, end) in enumerate(offsets):
             pieces[start:end] = [piece] * (end - start)
+        unknown = {piece for piece, token in enumerate(ids) if token == tokenizer.unk_token_id}
         for word in _LONG_WORD.finditer(text):
+            if word[0].lower() == word[0].upper():
+                continue
             total += 1
-            if 2 * len(set(pieces[word.start() : word.end()])) > len(word[0]):
+            used = set(pieces[word.start() : word.end()])
+            if used & unknown or 2 * len(used) > len(word[0]):
                 words.append(word[0])
     return Fragments(words, total)
 
@@ -59,11 +66,11 @@ def tell_fragments(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], nam
     found = fragments(tokenizer, texts)
     if len(found.words) >= _FEWEST and found.share > usual + _MORE:
         logger.warning(
-            "%.0f %% of the longer words of %s (%.1f %% of those for which the vocabulary was pruned) are cut into "
-            "letters or nearly so, such as %s, of which the model understands little: convert the unpruned model "
-            "again with these texts behind --vocabulary too, or without --vocabulary",
+            "%.0f %% of the longer words of %s are cut into letters or nearly so, such as %s, of which the model "
+            "understands little (%.1f %% in the texts that its vocabulary was pruned for): convert the unpruned model "
+            "again, for these texts too or with its whole vocabulary (fratrie convert), and fine-tune that",
             100 * found.share,
             name,
-            100 * usual,
             " and ".join(map(repr, list(dict.fromkeys(found.words))[:2])),
+            100 * usual,
         )

@@ -107,12 +107,16 @@ def tfidf_features() -> FeatureUnion:
 
 
 class GaussianKernel(TransformerMixin, BaseEstimator):
-    """`exp(-γ ‖x - y‖²)` of rows x with those learnt from, y, where γ is 1 / (D · variance), as scikit-learn's SVC."""
+    """`exp(-γ ‖x - y‖²)` of rows x with those learnt from, y, where γ is 1 / (D · variance), as scikit-learn's SVC.
+
+    Of rows that are all the same γ is 1.
+    """
 
     def fit(self, matrix_ND: Any, y: Any = None) -> "GaussianKernel":
         """Keep the rows, and find γ."""
         mean_square = matrix_ND.multiply(matrix_ND).mean() if issparse(matrix_ND) else np.mean(matrix_ND**2)
-        self.gamma_ = 1 / (matrix_ND.shape[1] * (mean_square - matrix_ND.mean() ** 2))
+        spread = matrix_ND.shape[1] * (mean_square - matrix_ND.mean() ** 2)
+        self.gamma_ = 1 / spread if spread > 0 else 1.0
         self.rows_ND_ = matrix_ND
         return self
 

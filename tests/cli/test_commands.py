@@ -3,6 +3,7 @@ import json
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import datasets.utils
@@ -83,7 +84,8 @@ def test_a_file_that_holds_no_options_is_refused(read, text, message):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--rats", "1"], r"there is no option --rats \(did you mean --rate\?\)"),
+        (["--rats", "1"], r"there is no option --rats \(did you mean --rate\?\); --help lists them"),
+        (["--rats", "1", "--fils", "a"], r"\(did you mean --rate\?\); there is no option --fils"),
         (["--rate", "1", "2"], "'2' belongs to no option"),
         (["--rate", "many"], "argument --rate: invalid float value: 'many'"),
         (["--config", "a.yaml", "--config", "b.yaml"], "--config is given 2 times"),
@@ -171,3 +173,15 @@ def test_every_module_with_a_main_is_a_command():
     assert {name.replace("_", "-") for name in modules} == {*command_line.COMMANDS}
     scripts = {path.stem for path in (folder.parents[1] / "scripts").glob("*.py")}
     assert scripts == modules - {"account", "study"}  # which nobody launches on several processes
+
+
+def test_the_version_of_a_clone_that_is_not_installed(monkeypatch, capsys):
+    def known(name):
+        if name == "fratrie":
+            raise PackageNotFoundError(name)
+        return "1"
+
+    monkeypatch.setattr("fratrie.cli.__main__.version", known)
+    monkeypatch.setattr(sys, "argv", ["fratrie", "--version"])
+    main()
+    assert capsys.readouterr().out == f"fratrie {fratrie.__version__} (torch 1, transformers 1)\n"

@@ -1,5 +1,6 @@
 """What the tests of the study share."""
 
+import logging
 from contextlib import contextmanager
 
 import pytest
@@ -13,8 +14,8 @@ def in_this_process(monkeypatch):
     """Runs what is meant for other processes here, where nothing has to be imported again."""
 
     @contextmanager
-    def open_workers(number, prepare, *arguments):
-        prepare(*arguments)
+    def open_workers(number, prepare, *arguments, shared=()):
+        prepare(*arguments, *shared)
         yield Here()
 
     class Here:
@@ -26,6 +27,8 @@ def in_this_process(monkeypatch):
     AcceleratorState._reset_state(True)
     for module in (classical, finetuning):
         monkeypatch.setattr(module, "open_workers", open_workers)
+    level = logging.getLogger("fratrie").level
     yield
+    logging.getLogger("fratrie").setLevel(level)  # which preparing a process has raised
     AcceleratorState._reset_state(True)
     GradientState._reset_state()

@@ -479,3 +479,17 @@ def test_what_the_report_is_made_of_goes_into_the_wheel():
     folder = ROOT / "fratrie/study/report"
     others = {path for path in folder.iterdir() if path.is_file() and path.suffix != ".py"}
     assert others and others == {path for pattern in patterns for path in folder.glob(pattern)}
+
+
+def test_a_model_that_gives_everything_or_nothing_is_told():
+    results = without()
+    test = results["finetuned"]["test"]
+    assert not [sentence for sentence in summary(results) if "hardly learnt" in sentence]
+    number = test["samples"]
+    test["support"] = dict.fromkeys(test["f1"], number // 5)
+    test["recall"], test["precision"] = dict.fromkeys(test["f1"], 1.0), dict.fromkeys(test["f1"], 0.2)
+    (told,) = [sentence for sentence in summary(results) if "hardly learnt" in sentence]
+    true = len(test["f1"]) * (number // 5)
+    assert f"about {5 * true:,} labels where people gave {true:,}, far too many" in told
+    test["recall"] = test["precision"] = dict.fromkeys(test["f1"], 0.0)
+    assert "about 0 labels" in next(sentence for sentence in summary(results) if "far too few" in sentence)

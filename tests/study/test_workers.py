@@ -1,3 +1,4 @@
+import multiprocessing
 import time
 
 import psutil
@@ -24,3 +25,19 @@ def test_results_errors_and_a_death_with_which_all_ends():
     assert time.monotonic() - began < 60
     trackers = [child for child in psutil.Process().children() if "resource_tracker" in " ".join(child.cmdline())]
     assert len(psutil.Process().children()) == len({*before, *trackers})
+
+
+def test_large_arguments_do_not_keep_this_process_waiting_and_shared_ones_are_shared():
+    """More than a pipe holds: a process reads it when it has imported what it needs, which takes seconds."""
+    counter = multiprocessing.get_context("spawn").Value("i", 0)
+    with open_workers(1, prepare, "x" * 10**6, shared=(counter,)) as workers:
+        began = time.monotonic()
+        future = workers._pool.submit(len, "one")
+        submitted = time.monotonic() - began
+        assert future.result() == 3
+        assert submitted < (time.monotonic() - began) / 2
+    assert counter.value == 10**6
+
+
+def prepare(text, counter):
+    counter.value += len(text)

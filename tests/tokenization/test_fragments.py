@@ -40,8 +40,8 @@ def test_texts_of_another_domain_are_told_and_those_of_the_same_are_not(pruned, 
     tell_fragments(pruned, LIKE_IT, "test.csv")  # of which one word is new
     assert fragments(pruned, LIKE_IT).words == ["jardine"] and not caplog.records
     tell_fragments(pruned, [*HEALTH, HEALTH[1]], "new.csv")
-    assert "80 % of the longer words of new.csv (0.0 % of those" in caplog.text  # 8 of 10
-    assert "such as 'remboursement' and 'prothèse'" in caplog.text and "without --vocabulary" in caplog.text
+    assert "80 % of the longer words of new.csv are cut" in caplog.text and "(0.0 % in" in caplog.text  # 8 of 10
+    assert "such as 'remboursement' and 'prothèse'" in caplog.text and "whole vocabulary" in caplog.text
 
 
 def test_a_tokenizer_that_was_not_pruned_is_no_matter(pruned, caplog):
@@ -66,3 +66,7 @@ def test_words_are_counted_as_a_naive_reading_of_the_pieces_does(pruned, texts):
 def test_many_texts_are_sampled_evenly(pruned):
     texts = [HEALTH[0], *["Ma mère"] * 1999] * 2
     assert fragments(pruned, texts).words == fragments(pruned, [HEALTH[0]] * 2).words
+
+
+def test_unknown_words_count_and_scripts_without_capitals_do_not(pruned):
+    assert fragments(pruned, ["говорит 我们学校食堂 говорит"]) == Fragments(["говорит"] * 2, 2)

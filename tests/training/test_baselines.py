@@ -1,9 +1,20 @@
 import numpy as np
 import pytest
 from datasets import ClassLabel, Dataset, Features, List, Value
+from sklearn.svm import SVC
 
 from fratrie.training import baselines
-from fratrie.training.baselines import BASELINES, Fit, Learner, Sentences, folds_of, rows_of, score_baselines, tune
+from fratrie.training.baselines import (
+    BASELINES,
+    Fit,
+    GaussianKernel,
+    Learner,
+    Sentences,
+    folds_of,
+    rows_of,
+    score_baselines,
+    tune,
+)
 
 MOTHER, FATHER, GOOD = 0, 1, 2
 PERSONS = {MOTHER: "ma mère", FATHER: "mon père"}
@@ -103,3 +114,9 @@ def test_reference_scores_on_the_family_relations_corpus():
     for name in baselines.BASELINES:
         assert 0.82 < scores[name]["macro_f1"] < 0.87
         assert scores[name]["macro_f1"] > scores[name]["f1"]["t"]
+
+
+def test_the_kernel_of_equal_rows_is_that_of_scikit_learn():
+    same_ND, label_N = np.ones((6, 3), dtype=np.float32), np.array([0, 1, 0, 1, 0, 1])
+    kernel = GaussianKernel().fit(same_ND)
+    assert SVC(gamma="scale").fit(same_ND, label_N)._gamma == kernel.gamma_ == 1

@@ -1,4 +1,4 @@
-"""What a study found, in three sentences."""
+"""What a study found, in three sentences or four."""
 
 from typing import Any
 
@@ -35,7 +35,27 @@ def _of_finetuned(results: Results, test: str) -> list[str]:
     ]
     if found.get("comparison") and "macro" in found["comparison"]:
         sentences.append(_beside(found["comparison"]["macro"], *drawn_from(results)))
+    if wrong_number := _too_many_or_few(found["test"]):
+        sentences.append(wrong_number)
     return [*sentences, _strong_and_weak(found["test"])]
+
+
+def _too_many_or_few(scores: dict[str, Any]) -> str | None:
+    """What tells a model that gives nearly all labels to all sentences, or none, from one that has learnt them."""
+    true = sum(scores["support"].values())
+    # Of a label that is never given precision is 0, and so are its true positives.
+    given = sum(
+        recall * scores["support"][label] / scores["precision"][label]
+        for label, recall in scores["recall"].items()
+        if scores["precision"][label]
+    )
+    if true / 2 < given < true * 2:
+        return None
+    how = "many" if given > true else "few"
+    return (
+        f"It gives about {given:,.0f} labels where people gave {true:,}, far too {how}: it has hardly learnt to tell "
+        "them apart, whatever its F1."
+    )
 
 
 def _beside(macro: dict[str, Any], number: int, noun: str) -> str:
