@@ -181,7 +181,7 @@ def test_the_version_of_a_clone_that_is_not_installed(monkeypatch, capsys):
             raise PackageNotFoundError(name)
         return "1"
 
-    monkeypatch.setattr("fratrie.cli.__main__.version", known)
+    monkeypatch.setattr(command_line, "version", known)
     monkeypatch.setattr(sys, "argv", ["fratrie", "--version"])
-    main()
+    command_line.main()
     assert capsys.readouterr().out == f"fratrie {fratrie.__version__} (torch 1, transformers 1)\n"
