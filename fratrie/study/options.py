@@ -25,7 +25,9 @@ class ProtocolOptions:
         default_factory=lambda: [0, 1, 2, 3, 6, 12],
         metadata={"help": "Numbers of trained layers to choose from, from the top; at most all of the encoder's."},
     )
-    learning_rate: float = field(default=4e-4, metadata={"help": "Peak rate of the top layer, to compare depths at."})
+    learning_rate: float = field(
+        default=4e-4, metadata={"help": "Peak rate of the top layer, to compare depths at; a head alone has 0.1."}
+    )
     epochs: int | None = field(
         default=None,
         metadata={
