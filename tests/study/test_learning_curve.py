@@ -81,7 +81,7 @@ def test_the_curve_of_the_best_method_ends_at_its_score(single_label):
 
 def words_only(name, find):
     """Leave out what needs an encoder."""
-    return find() if name.endswith("words") else {"cross_validated_macro_f1": -1.0}
+    return find() if name.split("-")[2] == "words" else {"cross_validated_macro_f1": -1.0}
 
 
 def test_one_respondent_per_sentence_without_groups():
