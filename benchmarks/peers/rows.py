@@ -138,18 +138,6 @@ ROWS = {
         "simpletransformers",
         {"manual_seed": SEED},
     ),
-    "simpletransformers_tuned": Row(
-        "simpletransformers 0.70.8",
-        "10 epochs, rate 2e-4, batch 16, padded to 48 tokens, which 30 texts exceed",
-        "simpletransformers",
-        {
-            "num_train_epochs": 10,
-            "learning_rate": 2e-4,
-            "train_batch_size": 16,
-            "max_seq_length": 48,
-            "manual_seed": SEED,
-        },
-    ),
 }
 
 
