@@ -118,10 +118,10 @@ ROWS = {
     ),
     "trainer_tuned": Row(
         "transformers 5.24 `Trainer`",
-        "10 epochs, rate 2e-4, a tenth of warm-up, 16 texts of like length, bfloat16",
+        "6 epochs, rate 2e-4, a tenth of warm-up, 16 texts of like length, bfloat16",
         "trainer",
         {
-            "num_train_epochs": 10,
+            "num_train_epochs": 6,
             "learning_rate": 2e-4,
             "warmup_steps": 0.1,
             "per_device_train_batch_size": 16,

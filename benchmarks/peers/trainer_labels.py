@@ -41,5 +41,6 @@ trainer = Trainer(
     data_collator=DataCollatorWithPadding(tokenizer),
 )
 trainer.train()
+trainer.args.train_sampling_strategy = "random"  # by length, it would order the texts to label too
 logits = trainer.predict(Dataset.from_dict(tokenizer(list(test["text"]), truncation=True))).predictions
 pd.DataFrame(torch.tensor(logits).sigmoid(), columns=binarizer.classes_).to_csv(probabilities_file, index=False)
