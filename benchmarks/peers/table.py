@@ -21,7 +21,7 @@ HEAD = """# Beside the tools that people would pick instead
 
 Written by `python -m benchmarks.peers`: 1,318 sentences of the family-relations corpus to learn from, 11 labels at
 once, scored on the 330 of the test part, whose respondents no model has met. All tools start from the same weights
-(multilingual-e5-small, whole vocabulary), take a label at a probability of 0.5 or more, and run alone, once, with the
+(multilingual-e5-small, whole vocabulary), take a label at a probability above 0.5, and run alone, once, with the
 seed 1, without a network, each in its own virtual environment (`benchmarks/peers/requirements`).
 """
 LEGEND = """«Beside ours» is the difference of the macro-F1. Intervals are by bootstrap over the 58 respondents of the
