@@ -105,7 +105,7 @@ def label_issues(
         problem_type: several labels per sentence, of which each is judged for itself, or one.
 
     Returns:
-        The likeliest mistake first: `part`, `row` in the file, `text`, `label`, whether it was `given` (1: perhaps it
+        The likeliest mistake first: `row` in the file, `text`, `label`, whether it was `given` (1: perhaps it
         should not have been, 0: perhaps it should) and its `quality`, the probability that this is right. With one
         label per sentence `instead` is the most probable label, else `None`.
 
@@ -122,7 +122,6 @@ def label_issues(
     order = np.argsort(quality_NL[rows, columns], kind="stable")[:most]
     return [
         {
-            "part": "train",
             "row": sentences.row(row),
             "text": sentences.texts[row],
             "label": labels[label],

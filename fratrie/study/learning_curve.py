@@ -37,34 +37,34 @@ def subsets(train: Sentences, sizes: Sequence[int], draws: int, seed: int = 0) -
     rows_by_group: dict[Hashable, list[int]] = {}
     for row, group in enumerate(train.respondents):
         rows_by_group.setdefault(group, []).append(row)
-    rows_of = [np.array(rows) for rows in rows_by_group.values()]
-    drawn = [_order(rows_of, train.labels, min(sizes), np.random.default_rng([seed, draw])) for draw in range(draws)]
-    return [[np.sort(_first(order, rows_of, size)) for order in drawn] for size in sizes]
+    members = [np.array(rows) for rows in rows_by_group.values()]
+    drawn = [_order(members, train.labels, min(sizes), np.random.default_rng([seed, draw])) for draw in range(draws)]
+    return [[np.sort(_first(order, members, size)) for order in drawn] for size in sizes]
 
 
 def _order(
-    rows_of: Sequence[Rows], truth_NL: NDArray[np.int64], smallest: int, draw: np.random.Generator
+    members: Sequence[Rows], truth_NL: NDArray[np.int64], smallest: int, draw: np.random.Generator
 ) -> list[int]:
     """Respondents at random; those who bring the smallest part a label that it would lack come first."""
-    drawn: list[int] = draw.permutation(len(rows_of)).tolist()
+    drawn: list[int] = draw.permutation(len(members)).tolist()
     first: list[int] = []
     while True:
         order = first + [group for group in drawn if group not in first]
-        there = truth_NL[_first(order, rows_of, smallest)].any(0) | truth_NL[_all(first, rows_of)].any(0)
+        there = truth_NL[_first(order, members, smallest)].any(0) | truth_NL[_all(first, members)].any(0)
         missing = truth_NL.any(0) & ~there
         if not missing.any():
             return order
-        first.append(next(group for group in drawn if truth_NL[rows_of[group]][:, missing].any()))
+        first.append(next(group for group in drawn if truth_NL[members[group]][:, missing].any()))
 
 
-def _first(order: Sequence[int], rows_of: Sequence[Rows], size: int) -> Rows:
+def _first(order: Sequence[int], members: Sequence[Rows], size: int) -> Rows:
     """The rows of as many respondents as hold `size` sentences."""
-    number = 1 + int(np.searchsorted(np.cumsum([len(rows_of[group]) for group in order]), size))
-    return _all(order[:number], rows_of)
+    number = 1 + int(np.searchsorted(np.cumsum([len(members[group]) for group in order]), size))
+    return _all(order[:number], members)
 
 
-def _all(chosen: Sequence[int], rows_of: Sequence[Rows]) -> Rows:
-    return np.concatenate([np.empty(0, dtype=np.int64), *(rows_of[group] for group in chosen)])
+def _all(chosen: Sequence[int], members: Sequence[Rows]) -> Rows:
+    return np.concatenate([np.empty(0, dtype=np.int64), *(members[group] for group in chosen)])
 
 
 def best_classical(classical: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> tuple[str, str]:

@@ -220,7 +220,6 @@ def errors(draw, labels, texts):
     ]
     issues = [
         {
-            "part": "train",
             "row": 1 + 17 * i,
             "text": texts[i % len(texts)],
             "label": labels[i % len(labels)],

@@ -14,6 +14,7 @@ import pytest
 from html_pages import Page
 from hypothesis import given
 from hypothesis import strategies as st
+from python_calamine import CalamineWorkbook
 from study_results import made_up_results
 
 from fratrie.data.sheets import read_sheet
@@ -172,6 +173,17 @@ def test_the_workbook_holds_what_the_csv_files_hold(written, case):
         rows = csv.reader(io.StringIO(file.read_text(encoding="utf-8"), newline=""))
         for (_, row), cells in zip(sheet, rows, strict=True):
             assert [shown_in_a_sheet(cell) for cell in cells] == [shown_in_a_sheet(cell) for cell in row]
+
+
+def test_places_are_numbers_in_the_workbook_and_have_no_commas_on_the_page(tmp_path, monkeypatch, drawn):
+    monkeypatch.setattr("fratrie.study.report.page.all_figures", lambda results: drawn)
+    results = without()
+    results["errors"]["confident"][0]["row"] = results["errors"]["label_issues"][0]["row"] = 12345
+    write_report(results, tmp_path)
+    book, page = CalamineWorkbook.from_path(tmp_path / "tables.xlsx"), page_of(tmp_path)
+    for name in ("confident_errors", "label_issues"):
+        assert book.get_sheet_by_name(name).to_python()[1][1] == 12345
+        assert page.tables[f"table-{name}"][1][1] == "12345"
 
 
 def shown_in_a_sheet(cell):

@@ -92,3 +92,17 @@ def test_a_folder_is_one_runs_from_beginning_to_end(tmp_path):
             pass
     with files.held(tmp_path):
         pass
+
+
+@pytest.mark.parametrize(
+    ("before", "written", "stays"), [(False, False, False), (True, False, True), (False, True, True)]
+)
+def test_the_new_folder_of_a_refused_run_goes_while_it_is_empty(tmp_path, before, written, stays):
+    folder = tmp_path / "run"
+    if before:
+        folder.mkdir()
+    with pytest.raises(ValueError, match="refused"), open_run(TrainingOptions(str(folder), report_to="none")):
+        if written:
+            (folder / "model").write_text("")
+        raise ValueError("refused")
+    assert folder.exists() == stays

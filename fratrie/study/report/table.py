@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 from fratrie.training.metrics import one_line
 
 NO_VALUE = "–"
+PLACE = "d"  # form of a column that says where a sentence stands
 _MINUS = "\N{MINUS SIGN}"
 _LONG = 40  # characters
 _SCORE = ".2f"  # of the study's table, where many stand side by side
@@ -99,12 +100,12 @@ def _pieces(cell: Cell, form: str) -> list[str]:
 
 
 def shown(value: str | float | None, form: str = ".3f") -> str:
-    """A value as the report shows it: a count with commas, another number by its format."""
+    """A value as the report shows it: a count with commas unless the format is that of a place, `d`."""
     if value is None:
         return NO_VALUE
     if isinstance(value, str):
         return one_line(value)
-    return f"{value:,}" if isinstance(value, int) else f"{value:{form}}"
+    return f"{value:,}" if isinstance(value, int) and form != PLACE else f"{value:{form}}"
 
 
 def columns_of(table: Table) -> list[tuple[str, list[Any]]]:

@@ -7,7 +7,7 @@ from typing import Any
 from fratrie.wording import counted
 
 from ..names import FEATURES, method_name, step_name
-from .table import Cell, Column, Features, Interval, Table
+from .table import PLACE, Cell, Column, Features, Interval, Table
 
 Results = Mapping[str, Any]
 MEANS = {"macro mean": "present_macro", "micro mean": "micro"}  # of the labels that test holds; of all decisions
@@ -287,11 +287,11 @@ def _errors(results: Results) -> Iterator[Table]:
 
 
 def _confident_errors(errors: Sequence[Mapping[str, Any]], place: str) -> Table:
-    titles = ("Text", place, "Respondent", "Label", "Error", "Probability", "Labels", "Predicted")
+    titles = ("Respondent", "Label", "Error", "Probability", "Labels", "Predicted")
     rows: list[list[Cell]] = [
         [
             error["text"],
-            str(error["row"]),
+            error["row"],
             "" if error["respondent"] is None else str(error["respondent"]),
             error["label"],
             "missed" if error["truth"] else "wrongly given",
@@ -301,16 +301,17 @@ def _confident_errors(errors: Sequence[Mapping[str, Any]], place: str) -> Table:
         ]
         for error in errors
     ]
-    return Table("confident_errors", "The most confident errors on test", [Column(title) for title in titles], rows)
+    columns = [Column("Text"), Column(place, PLACE), *map(Column, titles)]
+    return Table("confident_errors", "The most confident errors on test", columns, rows)
 
 
 def _label_issues(issues: Sequence[Mapping[str, Any]], place: str) -> Table:
-    titles = ["Text", place, "Label", "Annotation", "Quality"]
+    titles = ("Label", "Annotation", "Quality")
     one_label = any(issue["instead"] is not None for issue in issues)
     rows: list[list[Cell]] = [
         [
             issue["text"],
-            str(issue["row"]),
+            issue["row"],
             issue["label"],
             "given" if issue["given"] else "not given",
             issue["quality"],
@@ -318,7 +319,7 @@ def _label_issues(issues: Sequence[Mapping[str, Any]], place: str) -> Table:
         ]
         for issue in issues
     ]
-    columns = [Column(title) for title in (*titles, *["Likelier label"] * one_label)]
+    columns = [Column("Text"), Column(place, PLACE), *map(Column, (*titles, *["Likelier label"] * one_label))]
     return Table("label_issues", "The likeliest mistakes of annotation", columns, rows)
 
 
