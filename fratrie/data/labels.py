@@ -11,6 +11,7 @@ from typing import Any
 
 from fratrie.data.annotation import excerpt, first_of, text_problem
 from fratrie.data.tables import Table
+from fratrie.wording import did_you_mean
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ def _positions(
     for place, row in enumerate(rows):
         positions = {label: known.position(label) for label in row}
         for label in (label for label, position in positions.items() if position is None):
-            problems[f"unknown label {label!r}"].append(place)
+            problems[f"unknown label {label!r}{did_you_mean(str(label), known.ids)}"].append(place)
         if not several and len(positions) != 1 and (positions or place not in reported):
             problems["several labels, expected one" if positions else "no label, expected one"].append(place)
         found = sorted({position for position in positions.values() if position is not None})

@@ -48,11 +48,10 @@ class Table:
             raise missing_column(self.path, name, self.columns, option)
         return self.columns[name]
 
-    def told(self, places: Sequence[int], most: int = 20) -> str:
-        """The rows at these places: `row 3`, or `rows 3, 4, 9 and 12 more`; `line 3` of a .txt."""
-        shown = ", ".join(str(self.rows[place]) for place in places[:most])
-        more = f" and {len(places) - most} more" if len(places) > most else ""
-        return f"{row_noun(self.path)}{'' if len(places) == 1 else 's'} {shown}{more}"
+    def told(self, places: Sequence[int]) -> str:
+        """The rows at these places: `row 3`, or `rows 3, 4, … and 12 more`; `line 3` of a .txt."""
+        numbers = ", ".join(first_of([str(self.rows[place]) for place in places]))
+        return f"{row_noun(self.path)}{'' if len(places) == 1 else 's'} {numbers}"
 
     def of_rows(self, places: Sequence[int]) -> "Table":
         """The table of some of its rows."""

@@ -332,7 +332,7 @@ def test_unknown_labels_are_grouped_with_the_known_ones(tmp_path):
     cells = ["sad", "mad", "happy", "mad", "odd|sad", "7"]
     path = make_rows(tmp_path / "rows.csv", [{"text": "a", "labels": cell} for cell in cells])
     message = refused(path, label_names=MOODS)
-    assert "rows 3, 5: unknown label 'mad'\n" in message
+    assert "rows 3, 5: unknown label 'mad' (did you mean 'sad'?)\n" in message
     assert "row 6: unknown label 'odd'\n" in message
     assert "row 7: unknown label '7'\n" in message
     assert "known labels: sad, happy, very happy" in message
@@ -340,7 +340,7 @@ def test_unknown_labels_are_grouped_with_the_known_ones(tmp_path):
 
 def test_many_wrong_rows_are_counted(tmp_path):
     path = make_rows(tmp_path / "rows.csv", [{"text": "a", "labels": "mad"}] * 50)
-    refused(path, "rows 2, 3, ", "21 and 30 more: unknown label 'mad'", label_names=MOODS)
+    refused(path, "rows 2, 3, ", "20, 21, … and 30 more: unknown label 'mad'", label_names=MOODS)
 
 
 @pytest.mark.parametrize(
