@@ -215,8 +215,8 @@ class Learner:
             if of_texts and not any(re.search(r"\w", text) for text in self.inputs[fit.learnt]):
                 raise ValueError(
                     f"none of the {len(fit.learnt)} sentences to learn from holds a word, such as "
-                    f"{excerpt(self.inputs[fit.learnt[0]], 40)}: give more training text, or leave the classical methods "
-                    "of a study out (--leave_out classical)"
+                    f"{excerpt(self.inputs[fit.learnt[0]], 40)}: give more training text, or leave the classical "
+                    "methods of a study out (--leave_out classical)"
                 )
             features = tfidf_features() if of_texts else StandardScaler()
             if fit.method.by_kernel:
