@@ -7,7 +7,7 @@ Example: fratrie predict --model runs/family --input_file answers.txt --output_f
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -83,8 +83,8 @@ def _predict(options: PredictionOptions, output: Output, accelerator: Accelerato
     texts, others = load_texts_and_others(
         options.input_file, options.text_column, options.annotated, options.text_format()
     )
-    places = places_of_texts(options.input_file, texts)
-    output.check({**others, "text": texts})
+    places = places_of_texts(others, texts)
+    output.check(replace(others, columns={**others.columns, "text": texts}))
     model, tokenizer, task = load_classifier(options.model, options.label_thresholds)
     if task.problem_type == REGRESSION and (options.uncertain or options.format != "auto"):
         raise ValueError(f"{options.model} gives each text a number: --uncertain and --format are for labels")
@@ -111,7 +111,7 @@ def _predict(options: PredictionOptions, output: Output, accelerator: Accelerato
         labels=_labels(kept, places, values, task, getattr(model.config, "label_thresholds", None)),
         several=task.problem_type == MULTI_LABEL,
         notes=notes,
-        others={name: [cells[row] for row in kept] for name, cells in others.items()},
+        others={name: [cells[row] for row in kept] for name, cells in others.columns.items()},
     )
     output.write(path, table)
     what = f"the {len(kept)} that the model is least sure of" if options.uncertain else "all"

@@ -14,6 +14,7 @@ from fratrie.data.annotation import LABELS, Segment, read_annotations
 FEATURES = Features(
     {
         "text": Value("string"),
+        "row": Value("int64"),
         "respondent": Value("int64"),
         "code": Value("string"),
         "labels": List(ClassLabel(names=list(LABELS))),
@@ -24,8 +25,8 @@ FEATURES = Features(
 def load_family_relations() -> DatasetDict:
     """The shipped corpus in memory: `train` (1,318 segments, 240 respondents) and `test` (330, 58).
 
-    Features are `FEATURES`; `labels` holds positions in `LABELS`. Respondents are numbered through both
-    splits (train 0 to 239, test 240 to 297), so that a number is one person everywhere.
+    Features are `FEATURES`; `row` is a line of the file, `labels` holds positions in `LABELS`. Respondents are
+    numbered through both splits (train 0 to 239, test 240 to 297), so that a number is one person everywhere.
     """
     splits, respondents = {}, 0
     for name in ("train", "test"):
@@ -46,6 +47,7 @@ def to_dataset(segments: Iterable[Segment]) -> Dataset:
     segments = list(segments)
     columns = {
         "text": [segment.text for segment in segments],
+        "row": [segment.line for segment in segments],
         "respondent": [segment.respondent for segment in segments],
         "code": [segment.code for segment in segments],
         "labels": [[LABELS.index(label) for label in segment.labels] for segment in segments],

@@ -11,33 +11,34 @@ from fratrie.data.repeats import find_repeats
 from fratrie.wording import counted
 
 
-def describe(dataset: Dataset, rows: int = 3) -> str:
+def describe(dataset: Dataset, noun: str = "row", texts: int = 3) -> str:
     """Number of texts and respondents, the first texts with their labels, counts of the labels, repeated texts.
 
     Args:
         dataset: with the columns of `load_labelled` or `load_values`.
-        rows: how many of the first texts to show.
+        noun: what a row of its file is called, as `row_noun` says.
+        texts: how many of the first to show.
 
     Returns:
         Several lines for a terminal; what would steer it is escaped. They hold texts of the data.
     """
-    return "\n  ".join(_lines(dataset, rows))
+    return "\n  ".join(_lines(dataset, noun, texts))
 
 
-def _lines(dataset: Dataset, rows: int) -> Iterator[str]:
-    texts, labels = dataset["text"][:], dataset["labels"][:]
+def _lines(dataset: Dataset, noun: str, first: int) -> Iterator[str]:
+    texts, labels, rows = (dataset[name][:] for name in ("text", "labels", "row"))
     kind, shown, summary = _reading(dataset)
     speakers = set(dataset["respondent"][:]) if "respondent" in dataset.column_names else ()
     of_whom = f" of {counted(len(speakers), 'respondent')}" if speakers else ""
     yield f"{counted(len(texts), 'text')}{of_whom}, {kind}"
-    for number, (text, label) in enumerate(zip(texts[:rows], labels[:rows], strict=True), start=1):
-        yield f"text {number}: {excerpt(text, 80)} → {shown(label)}"
+    for row, text, label in list(zip(rows, texts, labels, strict=True))[:first]:
+        yield f"{noun} {row}: {excerpt(text, 80)} → {shown(label)}"
     yield summary
     same, other = find_repeats(texts, [tuple(label) if isinstance(label, list) else label for label in labels])
     for pairs, what in ((same, "with the same labels"), (other, "with other labels")):
         if pairs:
-            row, met = pairs[0]
-            where = f"text {row + 1} is text {met + 1} again: {excerpt(texts[row], 60)}"
+            again, met = pairs[0]
+            where = f"{noun} {rows[again]} repeats {noun} {rows[met]}: {excerpt(texts[again], 60)}"
             yield f"{counted(len(pairs), 'repetition')} of an earlier text {what}, such as {where}"
 
 

@@ -9,10 +9,11 @@ import logging
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from fratrie.data.annotation import excerpt, first_of
-from fratrie.data.tables import Table, shown_rows
+from fratrie.data.tables import Table
 
 logger = logging.getLogger(__name__)
 
@@ -36,12 +37,12 @@ def flat_tasks(table: Table) -> Table:
         return table
     ids = table.columns.get("id", range(len(data)))
     kept = [
-        (number, {**fields, "id": task}, annotation)
-        for number, (fields, task, those) in enumerate(zip(data, ids, annotations, strict=True), start=1)
+        (place, {**fields, "id": task}, annotation)
+        for place, (fields, task, those) in enumerate(zip(data, ids, annotations, strict=True))
         for annotation in those or []
         if not (annotation.get("was_cancelled") or annotation.get("skipped"))
     ]
-    numbers = [number for number, _, _ in kept]
+    places = [place for place, _, _ in kept]
     rows = [
         {**fields, "annotator": _annotator(annotation), "annotation_id": annotation.get("id")}
         for _, fields, annotation in kept
@@ -49,13 +50,13 @@ def flat_tasks(table: Table) -> Table:
     choices = [_choices(annotation) for _, _, annotation in kept]
     if not any(choices):
         raise ValueError(f"{table.path}: tasks of Label Studio, and no annotation of them holds choices, as labels do")
-    if left := len(data) - len(set(numbers)):
+    if left := len(data) - len(set(places)):
         logger.warning(
             "%s: %d of %d tasks are not annotated, or were skipped, and are left out", table.path, left, len(data)
         )
     columns = {name: [row.get(name) for row in rows] for name in dict.fromkeys(itertools.chain(*rows))}
     columns |= {name: [each.get(name, []) for each in choices] for name in dict.fromkeys(itertools.chain(*choices))}
-    return Table(table.path, columns, rows=numbers)
+    return Table(table.path, columns, rows=[table.rows[place] for place in places])
 
 
 def texts_of_tasks(table: Table) -> Table:
@@ -64,7 +65,8 @@ def texts_of_tasks(table: Table) -> Table:
     if not data or not all(isinstance(fields, dict) for fields in data):
         return table
     columns = {name: [fields.get(name) for fields in data] for name in dict.fromkeys(itertools.chain(*data))}
-    return Table(table.path, {name: table.columns[name] for name in ("id",) if name in table.columns} | columns)
+    kept = {name: table.columns[name] for name in ("id",) if name in table.columns}
+    return replace(table, columns=kept | columns)
 
 
 def one_annotation_each(table: Table, annotator: str | None = None) -> Table:
@@ -97,8 +99,8 @@ def one_annotation_each(table: Table, annotator: str | None = None) -> Table:
             f"{table.path}: {len(again)} tasks have annotations of several annotators ({_counted(who)}): choose one "
             "by annotator (--annotator)"
         )
-    shown = shown_rows([table.number(place) for places in again for place in places])
-    raise ValueError(f"{table.path}: several annotations of one task by the same annotator, {shown}: keep one of each")
+    told = table.told([place for places in again for place in places])
+    raise ValueError(f"{table.path}: several annotations of one task by the same annotator, {told}: keep one of each")
 
 
 def usual_columns(
@@ -134,7 +136,7 @@ def usual_columns(
     return text_column, labels
 
 
-def chosen_labels(table: Table, cells: list[Any], multi_label: bool | None) -> tuple[list[Any], bool | None]:
+def chosen_labels(table: Table, cells: Sequence[Any], multi_label: bool | None) -> tuple[Sequence[Any], bool | None]:
     """The cells of labels, and whether a text may have several, as Label Studio means them; those of others as given.
 
     A bare name is one choice, whatever spaces or commas it has. By default a text has one label where each has one.

@@ -40,10 +40,10 @@ def read_indicators(columns: Mapping[str, Sequence[Any]], problems: Problems) ->
             if word == yes:
                 rows[place].append(name)
             elif not word and no and says_no:
-                problems[f"an empty cell in {name!r}, where others say no: write {no} or {yes}"].append(place + 1)
+                problems[f"an empty cell in {name!r}, where others say no: write {no} or {yes}"].append(place)
             elif word not in (no, ""):
                 shown = excerpt(columns[name][place])
-                problems[f"{shown} in {name!r}, expected {no or 'nothing'} or {yes}"].append(place + 1)
+                problems[f"{shown} in {name!r}, expected {no or 'nothing'} or {yes}"].append(place)
     return rows
 
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fratrie.data.annotation import excerpt, first_of, text_problem
-from fratrie.data.tables import shown_rows
+from fratrie.data.tables import Table
+from fratrie.wording import did_you_mean
 
 logger = logging.getLogger(__name__)
 
@@ -36,11 +37,12 @@ def plain_name(name: str) -> str:
 
 
 def read_labels(
-    cells: Sequence[Any], names: list[str] | None, multi_label: bool | None, problems: Problems
+    table: Table, cells: Sequence[Any], names: list[str] | None, multi_label: bool | None, problems: Problems
 ) -> tuple[list[str], list[Any], bool]:
     """Read a column of labels, as `load_labelled` describes it.
 
     Args:
+        table: whose rows are told.
         cells: the column.
         names: the known labels in the order of their ids; by default all that occur, sorted.
         multi_label: several labels per text or one; by default as the cells say.
@@ -50,15 +52,15 @@ def read_labels(
         Label names, label ids of each row (a list, or one id), and whether a row may have several.
     """
     known, wrong = _KnownLabels(names or []), Problems(list)
-    cells = _unpacked(_plain(cells), known, wrong)
+    cells = _unpacked(_plain(table, cells), known, wrong)
     cells = _numbers_as_positions(cells, names or [])
     split = _splitter(cells, known if names else None, multi_label)
     rows: list[list[str | int]] = []
-    for number, cell in enumerate(cells, start=1):
+    for place, cell in enumerate(cells):
         try:
             rows.append(_cell_labels(cell, split, known))
         except ValueError as error:
-            wrong[str(error)].append(number)
+            wrong[str(error)].append(place)
             rows.append([])
     _refuse_indicators(rows, known, wrong)
     listed = any(isinstance(cell, list) for cell in cells) or any(len(row) > 1 for row in rows)
@@ -67,7 +69,7 @@ def read_labels(
         rows = [[str(label) for label in row] for row in rows]
         names = sorted({str(label) for row in rows for label in row}, key=_natural_order)
         _check_own_names(names, rows, wrong)
-        _tell_marks(cells, rows, several)
+        _tell_marks(table, cells, rows, several)
         known = _KnownLabels(names)
     ids = _positions(rows, known, several, wrong)
     problems |= wrong
@@ -99,13 +101,13 @@ def _positions(
     rows: Sequence[Sequence[str | int]], known: _KnownLabels, several: bool, problems: Problems
 ) -> list[Any]:
     ids: list[Any] = []
-    reported = {number for numbers in problems.values() for number in numbers}
-    for number, row in enumerate(rows, start=1):
+    reported = {place for places in problems.values() for place in places}
+    for place, row in enumerate(rows):
         positions = {label: known.position(label) for label in row}
         for label in (label for label, position in positions.items() if position is None):
-            problems[f"unknown label {label!r}"].append(number)
-        if not several and len(positions) != 1 and (positions or number not in reported):
-            problems["several labels, expected one" if positions else "no label, expected one"].append(number)
+            problems[f"unknown label {label!r}{did_you_mean(str(label), known.ids)}"].append(place)
+        if not several and len(positions) != 1 and (positions or place not in reported):
+            problems["several labels, expected one" if positions else "no label, expected one"].append(place)
         found = sorted({position for position in positions.values() if position is not None})
         ids.append(found if several else next(iter(found), 0))
     return ids
@@ -114,34 +116,34 @@ def _positions(
 # --- cells ---
 
 
-def _plain(cells: Sequence[Any]) -> list[Any]:
+def _plain(table: Table, cells: Sequence[Any]) -> list[Any]:
     """The cells with the plain spelling of all their strings, those of a csv without the apostrophe before a formula.
 
     Tells where more was changed, but for outer spaces.
     """
     changed = defaultdict(list)
 
-    def plain(value: Any, number: int) -> Any:
+    def plain(value: Any, place: int) -> Any:
         if isinstance(value, list):
-            return [plain(item, number) for item in value]
+            return [plain(item, place) for item in value]
         if isinstance(value, dict):
-            return {key: plain(item, number) for key, item in value.items()}
+            return {key: plain(item, place) for key, item in value.items()}
         if not isinstance(value, str):
             return value
         spelling = plain_name(value)
         if " ".join(re.split(r"[ \t\r\n]+", value.strip(" \t\r\n"))) != spelling:
-            changed[ascii(value)].append(number)
+            changed[ascii(value)].append(place)
         return spelling
 
     bare = [_ESCAPED.sub("", cell) if isinstance(cell, str) else cell for cell in cells]
-    read = [plain(cell, number) for number, cell in enumerate(bare, start=1)]
+    read = [plain(cell, place) for place, cell in enumerate(bare)]
     if changed:
-        shown = "; ".join(first_of([f"{shown_rows(rows)}: {value:.60}" for value, rows in changed.items()], 5))
+        told = "; ".join(first_of([f"{table.told(places)}: {value:.60}" for value, places in changed.items()], 5))
         logger.warning(
             "labels of %d row(s) hold invisible characters, special spaces or letters apart from their accents, and "
             "are read as the labels that look alike (%s)",
-            len({row for rows in changed.values() for row in rows}),
-            shown,
+            len({place for places in changed.values() for place in places}),
+            told,
         )
     return read
 
@@ -149,22 +151,22 @@ def _plain(cells: Sequence[Any]) -> list[Any]:
 def _unpacked(cells: Sequence[Any], known: _KnownLabels, problems: Problems) -> list[Any]:
     """The cells with lists that other tools wrote as text turned into lists."""
     unpacked, choices = [], False
-    for number, cell in enumerate(cells, start=1):
+    for place, cell in enumerate(cells):
         try:
             unpacked.append(_list_in(cell) if _may_be_a_list(cell, known) else cell)
             choices |= _names_choices(cell)
         except ValueError as error:
-            problems[str(error)].append(number)
+            problems[str(error)].append(place)
             unpacked.append(None)
     if not any(isinstance(new, list) and not isinstance(old, list) for new, old in zip(unpacked, cells, strict=True)):
         return unpacked
     # Between lists, a bare string is one label: Label Studio writes a single choice so.
-    for number, cell in enumerate(unpacked, start=1):
+    for place, cell in enumerate(unpacked):
         if isinstance(cell, str) and cell:
             if not choices and re.search(r"[,;|#\s]", cell) and cell not in known.ids:
                 wrong = f"the cell {excerpt(cell)} is no list, as others of the column are: {_WRITE_SO}"
-                problems[wrong].append(number)
-            unpacked[number - 1] = [cell]
+                problems[wrong].append(place)
+            unpacked[place] = [cell]
     return unpacked
 
 
@@ -275,7 +277,7 @@ def _refuse_indicators(rows: list[list[str | int]], known: _KnownLabels, problem
     # Positions are a set, so nobody writes 1, 0 but for two places.
     places = len(set(map(len, written))) == 1 and {"0", "1"} >= {label for row in written for label in row}
     turned = places and ["1", "0"] in written
-    for number, row in enumerate(rows, start=1):
+    for place, row in enumerate(rows):
         named = known.ids.keys() >= set(map(str, row)) and (known.numeric or all(isinstance(x, str) for x in row))
         repeats = len(set(map(str, row))) < len(row)
         numbers = all(type(label) is int for label in row) or set(map(str, row)) <= {"0", "1"}
@@ -284,17 +286,17 @@ def _refuse_indicators(rows: list[list[str | int]], known: _KnownLabels, problem
             problems[
                 f"label positions {shown} repeat, or are zeros and ones with a place for each label: "
                 "write the names of the labels that apply, or a set of their positions"
-            ].append(number)
-            rows[number - 1] = []
+            ].append(place)
+            rows[place] = []
 
 
 def _check_own_names(names: Sequence[str], rows: Sequence[Sequence[str | int]], problems: Problems) -> None:
     """Note names that are several others, written with spaces where the column has commas; tell of look-alikes."""
     several = {name for name in names if " " in name and set(name.split()) <= set(names)}
-    for number, row in enumerate(rows, start=1):
+    for place, row in enumerate(rows):
         for name in several & set(map(str, row)):
             problems[f"the label {name!r} is made of others: separate labels in one way, by ',' or by spaces"].append(
-                number
+                place
             )
     alike: defaultdict[str, list[str]] = defaultdict(list)
     for name in names:
@@ -303,27 +305,29 @@ def _check_own_names(names: Sequence[str], rows: Sequence[Sequence[str | int]], 
         logger.warning("labels that differ in case alone are different labels: %s", "; ".join(first_of(pairs)))
 
 
-def _tell_marks(cells: Sequence[Any], rows: Sequence[Sequence[str | int]], several: bool) -> None:
+def _tell_marks(table: Table, cells: Sequence[Any], rows: Sequence[Sequence[str | int]], several: bool) -> None:
     """Tell by which marks labels are separated, and what is read as one label and may be meant as several."""
     first: dict[str, str] = {}
     alone: dict[str, int] = {}
     among_others: set[str | int] = set()
-    for number, (cell, row) in enumerate(zip(cells, rows, strict=True), start=1):
+    for place, (cell, row) in enumerate(zip(cells, rows, strict=True)):
         if not isinstance(cell, str):
             continue
         marks = re.findall(rf"[,;|]|{_HASH}", cell)
         for mark in marks:
-            first.setdefault(mark, f"{mark!r} (row {number}: {excerpt(cell, 40)})")
+            first.setdefault(mark, f"{mark!r} ({table.told([place])}: {excerpt(cell, 40)})")
         if marks:
             among_others |= set(row)
         elif re.search(r"\s", cell):
-            alone.setdefault(cell, number)
+            alone.setdefault(cell, place)
     shown = " and ".join(first.values())
     if first and not several:
-        logger.warning("each cell is one label, also one with %s, rows counted without a header", shown)
+        logger.warning("each cell is one label, also one with %s", shown)
     elif first:
-        logger.info("labels are separated by %s, rows counted without a header", shown)
-        names = [f"{excerpt(name, 40)} (row {row})" for name, row in alone.items() if name not in among_others]
+        logger.info("labels are separated by %s", shown)
+        names = [
+            f"{excerpt(name, 40)} ({table.told([place])})" for name, place in alone.items() if name not in among_others
+        ]
         if names:
             logger.warning(
                 "cells with spaces and without such a mark are one label each, %s: where several are meant, separate "

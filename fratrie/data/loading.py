@@ -5,6 +5,7 @@ import re
 import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from fratrie.data.cells import whole
 from fratrie.data.exports import chosen_labels, flat_tasks, one_annotation_each, texts_of_tasks, usual_columns
 from fratrie.data.indicators import are_indicators, read_indicators
 from fratrie.data.labels import Problems, plain_name, read_labels
-from fratrie.data.tables import Table, raise_row_problems, read_table, shown_rows
+from fratrie.data.tables import Table, raise_row_problems, read_table
 from fratrie.data.text_files import UTF8, TextFormat, existing_file, read_text
 
 logger = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ def load_labelled(
     annotator: str | None = None,
     form: TextFormat = UTF8,
 ) -> Dataset:
-    """Read labelled texts into an in-memory dataset with the columns `text` and `labels`.
+    """Read labelled texts into an in-memory dataset with the columns `text`, `row` (see `Table`) and `labels`.
 
     The feature of `labels` says the task: `List(ClassLabel)` for several labels per text, `ClassLabel` for one.
     A column of speakers is kept as `respondent`, a column of annotation codes as `code`.
@@ -87,6 +88,7 @@ def load_labelled(
     columns, features = _texts_and_speakers(table, text_column, label_columns, group_column, problems)
     names = _checked_names(label_names if label_names is not None else table.class_names.get(label_columns[0]))
     is_open = label_names is None or multi_label is None
+    cells: Sequence[Any]
     if len(label_columns) > 1:
         names, cells = _read_indicators(table, label_columns, names if label_names is not None else None, problems)
     elif label_columns == ["code"]:
@@ -95,27 +97,13 @@ def load_labelled(
         names, multi_label = names or list(LABELS), multi_label is not False
     else:
         cells, multi_label = chosen_labels(table, _label_cells(table, label_columns[0]), multi_label)
-    names, columns["labels"], several = read_labels(cells, names, multi_label, problems)
+    names, columns["labels"], several = read_labels(table, cells, names, multi_label, problems)
     advice = _advice(names, several, is_open) if any("label" in each for each in problems) else ""
     raise_row_problems(table, problems, advice)
     if not names:
         raise ValueError(f"{path}: no row has a label in the column {label_columns[0]!r}")
     features["labels"] = List(ClassLabel(names=names)) if several else ClassLabel(names=names)
     return Dataset.from_dict(columns, features=Features(features))
-
-
-def rows_in_file(path: str | PathLike[str], annotator: str | None = None, form: TextFormat = UTF8) -> list[int]:
-    """Where each text that `load_labelled` reads stands in its file, as people find it.
-
-    Returns:
-        The row that a spreadsheet program shows, which counts the header of a csv or a sheet as row 1; elsewhere rows
-        counted from 1, or the lines of a .txt.
-    """
-    path = existing_file(path)
-    if path.suffix.lower() == ".txt":
-        return [segment.line for segment in read_annotations(path, encoding=form.encoding)]
-    table = one_annotation_each(flat_tasks(read_table(path, form)), annotator)
-    return [table.shown_number(place) for place in range(len(next(iter(table.columns.values()))))]
 
 
 def load_values(
@@ -141,14 +129,14 @@ def load_values(
     table = one_annotation_each(table, annotator)
     problems: Problems = defaultdict(list)
     columns, features = _texts_and_speakers(table, text_column, label_columns, group_column, problems)
-    columns["labels"] = []
+    columns["labels"] = values = []
     cells = table.column(label_columns[0], "label_column")
     commas = _has_decimal_commas(cells)
-    for number, cell in enumerate(cells, start=1):
+    for place, cell in enumerate(cells):
         try:
-            columns["labels"].append(_finite(cell.replace(",", ".") if commas else cell))
+            values.append(_finite(cell.replace(",", ".") if commas else cell))
         except (TypeError, ValueError, OverflowError):
-            problems[f"{excerpt(cell)}, expected a number in {label_columns[0]!r} for regression"].append(number)
+            problems[f"{excerpt(cell)}, expected a number in {label_columns[0]!r} for regression"].append(place)
     raise_row_problems(table, problems)
     return Dataset.from_dict(columns, features=Features(features | {"labels": Value("float32")}))
 
@@ -170,49 +158,48 @@ def load_texts(
         ValueError: the file has no texts, a cell that is no text (with its row), no such column, or another encoding.
         OSError: the file is missing or cannot be read.
     """
-    texts, _ = load_texts_and_others(path, text_column, annotated, form)
-    return [texts[place] for place in places_of_texts(path, texts)]
+    texts, others = load_texts_and_others(path, text_column, annotated, form)
+    return [texts[place] for place in places_of_texts(others, texts)]
 
 
 def load_texts_and_others(
     path: str | PathLike[str], text_column: str = "text", annotated: bool = False, form: TextFormat = UTF8
-) -> tuple[list[Any], dict[str, list[Any]]]:
-    """Read the cells of texts as they are, empty ones too, and the other columns of their file."""
+) -> tuple[Sequence[Any], Table]:
+    """Read the cells of texts as they are, empty ones too, and the table of the other columns of their file."""
     path = existing_file(path)
     if annotated:
-        columns = _annotation_table(path, "merge", form).columns
-        return columns.pop("text"), columns
-    if path.suffix.lower() == ".txt":
-        return _lines(path, form), {}
-    table = read_table(path, form)
-    if text_column not in table.columns:
+        table, text_column = _annotation_table(path, "merge", form), "text"
+    elif path.suffix.lower() == ".txt":
+        table, text_column = _lines(path, form), "text"
+    elif text_column not in (table := read_table(path, form)).columns:
         table = texts_of_tasks(table)
     texts = table.column(text_column, "text_column")
-    return texts, {name: cells for name, cells in table.columns.items() if name != text_column}
+    others = {name: cells for name, cells in table.columns.items() if name != text_column}
+    return texts, replace(table, columns=others)
 
 
-def places_of_texts(path: str | PathLike[str], texts: Sequence[Any]) -> list[int]:
-    """The places of the texts that a model can read; those of empty cells are left out, and logged.
+def places_of_texts(table: Table, texts: Sequence[Any]) -> list[int]:
+    """The places of the texts of a table that a model can read; those of empty cells are left out, and logged.
 
     Raises:
         ValueError: a cell that is no text, or no text at all.
     """
-    empty = [row for row, text in enumerate(texts) if text is None or (isinstance(text, str) and not text.strip())]
+    empty = [place for place, text in enumerate(texts) if text is None or (isinstance(text, str) and not text.strip())]
     places = sorted(set(range(len(texts))) - set(empty))
     problems: Problems = defaultdict(list)
     _check_texts(texts, problems, places)
-    raise_row_problems(Table(Path(path), {}), problems, "remove these rows or give them a text")
+    raise_row_problems(table, problems, "remove these rows or give them a text")
     if not places:
-        raise ValueError(f"{path}: all {len(texts)} texts are empty")
+        raise ValueError(f"{table.path}: all {len(texts)} texts are empty")
     if empty:
-        rows = shown_rows([row + 1 for row in empty])
-        logger.warning("%s: %d text(s) are empty and not read (%s, counted without a header)", path, len(empty), rows)
+        logger.warning("%s: %d text(s) are empty and not read (%s)", table.path, len(empty), table.told(empty))
     return places
 
 
-def _lines(path: Path, form: TextFormat) -> list[str]:
+def _lines(path: Path, form: TextFormat) -> Table:
     lines = [line.removesuffix("\r") for line in read_text(path, form).removesuffix("\n").split("\n")]
-    texts = [line for line in lines if line.strip()]
+    rows = [number for number, line in enumerate(lines, start=1) if line.strip()]
+    texts = [lines[row - 1] for row in rows]
     if not texts:
         raise ValueError(f"{path}: the file is empty, expected one sentence per line")
     if len(texts) < len(lines):
@@ -223,7 +210,7 @@ def _lines(path: Path, form: TextFormat) -> list[str]:
             "annotated reads the sentences alone",
             path,
         )
-    return texts
+    return Table(path, {"text": texts}, rows=rows)
 
 
 def _begins_with_a_code(line: str) -> bool:
@@ -260,7 +247,7 @@ def _finite(cell: Any) -> float:
     return value
 
 
-def _label_cells(table: Table, label_column: str) -> list[Any]:
+def _label_cells(table: Table, label_column: str) -> Sequence[Any]:
     """The column of labels; where there is none, a ValueError also names the columns that may be one label each."""
     if label_column not in table.columns:
         places = [name for name, cells in table.columns.items() if are_indicators(cells)]
@@ -292,11 +279,11 @@ def _read_indicators(
 def _read_codes(cells: Sequence[Any], problems: Problems) -> tuple[list[str], list[list[str]]]:
     """Annotation codes in canonical form, and their labels."""
     codes, labels = [], []
-    for number, cell in enumerate(cells, start=1):
+    for place, cell in enumerate(cells):
         try:
             code = canonical_code("" if cell is None else str(cell))
         except ValueError as error:
-            problems[str(error)].append(number)
+            problems[str(error)].append(place)
             code = ""
         codes.append(code)
         labels.append(list(code_labels(code)) if code else [])
@@ -306,13 +293,14 @@ def _read_codes(cells: Sequence[Any], problems: Problems) -> tuple[list[str], li
 def _annotation_table(path: Path, continuation: str, form: TextFormat) -> Table:
     segments = read_annotations(path, continuation, form.encoding)
     names = ("text", "code", "respondent")
-    return Table(path, {name: [getattr(segment, name) for segment in segments] for name in names})
+    columns = {name: [getattr(segment, name) for segment in segments] for name in names}
+    return Table(path, columns, rows=[segment.line for segment in segments])
 
 
 def _texts_and_speakers(
     table: Table, text_column: str, label_columns: Sequence[str], group_column: str | None, problems: Problems
-) -> tuple[dict[str, list[Any]], dict[str, Any]]:
-    """The columns `text` and, where the file names who speaks or it is asked for, `respondent`; and their features."""
+) -> tuple[dict[str, Sequence[Any]], dict[str, Any]]:
+    """Columns and features: `text`, `row` and, where the file names who speaks or it is asked for, `respondent`."""
     usual = [name for name in ("respondent", "group") if name in table.columns.keys() - {text_column, *label_columns}]
     name = group_column or next(iter(usual), None)
     named = {text_column, *label_columns, name}
@@ -323,13 +311,14 @@ def _texts_and_speakers(
     unread = [excerpt(other) for other in table.columns if other not in named]
     if unread and named - {None} <= table.columns.keys():
         logger.info("%s: columns that are not read: %s", table.path, ", ".join(first_of(unread)))
-    columns = {"text": table.column(text_column, "text_column")}
-    features: dict[str, Any] = {"text": Value("string")}
-    _check_texts(columns["text"], problems)
+    texts = table.column(text_column, "text_column")
+    columns = {"text": texts, "row": list(table.rows[: len(texts)])}
+    features: dict[str, Any] = {"text": Value("string"), "row": Value("int64")}
+    _check_texts(texts, problems)
     if name is None:
         return columns, features
     speakers = table.column(name, "group_column")
-    missing = [number for number, speaker in enumerate(speakers, start=1) if _is_nobody(speaker)]
+    missing = [place for place, speaker in enumerate(speakers) if _is_nobody(speaker)]
     if missing:
         problems[f"no {name}: fill these cells, or rename the column if it does not say who speaks"] += missing
     numbered = all(type(speaker) is int and abs(speaker) < 2**63 for speaker in speakers)
@@ -347,7 +336,7 @@ def _check_texts(texts: Sequence[Any], problems: Problems, places: Iterable[int]
         text = texts[place]
         problem = text_problem(text) if isinstance(text, str) else f"is {excerpt(text)}, expected a string"
         if problem:
-            problems[f"the text {problem}"].append(place + 1)
+            problems[f"the text {problem}"].append(place)
 
 
 def _checked_names(names: Sequence[str] | None) -> list[str] | None:

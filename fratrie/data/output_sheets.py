@@ -7,6 +7,7 @@ from typing import Any
 
 from fratrie.data.annotation import excerpt
 from fratrie.data.cells import readable
+from fratrie.data.tables import Table
 
 _ROWS, _COLUMNS, _CHARACTERS = 2**20, 2**14, 2**15 - 1
 _WIDTHS = (8, 60)  # of columns, in characters
@@ -14,12 +15,13 @@ _SAMPLE = 1000  # rows that say how wide a column is
 _EXACT = 2**53  # a sheet holds larger whole numbers rounded
 
 
-def check_sheet(columns: Mapping[str, Sequence[Any]]) -> None:
-    """Check that a sheet of Excel can hold these columns.
+def check_sheet(table: Table) -> None:
+    """Check that a sheet of Excel can hold a table.
 
     Raises:
-        ValueError: they are too many, or a cell is too long; says where.
+        ValueError: its columns are too many, or a cell is too long; says in which row of the table.
     """
+    columns = table.columns
     way_out = "let the name of the output end with .csv, .jsonl or .parquet"
     rows = max(map(len, columns.values()))
     if rows >= _ROWS or len(columns) > _COLUMNS:
@@ -28,10 +30,11 @@ def check_sheet(columns: Mapping[str, Sequence[Any]]) -> None:
             f"{_COLUMNS:,}): {way_out}"
         )
     for name, cells in columns.items():
-        for row, cell in enumerate((name, *cells)):
+        for place, cell in enumerate((name, *cells), start=-1):
             if (length := len(readable(cell).encode("utf-16-le")) // 2) > _CHARACTERS:
+                where = "the header" if place < 0 else table.told([place])
                 raise ValueError(
-                    f"row {row}: the cell in {excerpt(name)} has {length:,} characters, more than the {_CHARACTERS:,} "
+                    f"{where}: the cell in {excerpt(name)} has {length:,} characters, more than the {_CHARACTERS:,} "
                     f"that Excel holds: {way_out}"
                 )
 
@@ -45,7 +48,7 @@ def write_sheet(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
         ValueError: as `check_sheet`.
         OSError: it cannot be written.
     """
-    check_sheet(columns)
+    check_sheet(Table(path, columns, rows=range(2, _ROWS + 1)))
     _write(path, {"labelled": list(columns.items())})
 
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from fratrie.data.cells import as_json, readable, whole
 from fratrie.data.output_sheets import check_sheet, write_sheet
 from fratrie.data.sheets import read_sheet
+from fratrie.data.tables import Table
 from fratrie.data.text_files import open_text
 from fratrie.files import new_path
 
@@ -83,14 +84,14 @@ class Output:
         if self.format != "csv" and (self.excel or self.escape_formulas):
             raise ValueError(f"excel and escape_formulas are for .csv: {self.format} needs neither, leave them out")
 
-    def check(self, columns: _Columns) -> None:
+    def check(self, table: Table) -> None:
         """Check, before the work, that a file can hold these cells.
 
         Raises:
             ValueError: a sheet of Excel has fewer rows or columns, or a shorter cell; says which.
         """
         if self.format == "xlsx":
-            check_sheet(columns)
+            check_sheet(table)
 
     def write(self, path: Path, table: LabelledTexts) -> None:
         """Write a file as `fratrie.files.new_path` does."""

@@ -9,8 +9,9 @@ import io
 import itertools
 import json
 import re
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -31,35 +32,41 @@ _DEEPEST = 50  # what is deeper could be parsed, but not shown or written again
 class Table:
     """Columns of equal length by name.
 
-    `class_names` holds the label names of columns that declare them, `rows` the numbers (from 1) that the rows have in
-    the file, where these are not simply counted, and `shown` those that a spreadsheet program shows beside them.
+    `class_names` holds the label names of columns that declare them, `rows` where the rows stand in the file as people
+    find them: by the number that a spreadsheet program shows beside them, which counts the header and blank rows too,
+    by the line of a .txt or of json lines, elsewhere counted from 1.
     """
 
     path: Path
-    columns: dict[str, list[Any]]
+    columns: Mapping[str, Sequence[Any]]
     class_names: dict[str, list[str]] = field(default_factory=dict)
-    rows: list[int] | None = None
-    shown: list[int] | None = None
+    rows: Sequence[int] = range(1, sys.maxsize)
 
-    def column(self, name: str, option: str) -> list[Any]:
+    def column(self, name: str, option: str) -> Sequence[Any]:
         """The values of a column; a ValueError names the columns there are and the option that picks one."""
         if name not in self.columns:
             raise missing_column(self.path, name, self.columns, option)
         return self.columns[name]
 
-    def number(self, place: int) -> int:
-        """The number of a row in the file."""
-        return self.rows[place] if self.rows else place + 1
-
-    def shown_number(self, place: int) -> int:
-        """The number of a row as people find it: in a spreadsheet, where the header and blank rows count."""
-        return self.shown[place] if self.shown else self.number(place)
+    def told(self, places: Sequence[int]) -> str:
+        """The rows at these places: `row 3`, or `rows 3, 4, … and 12 more`; `line 3` of a .txt."""
+        numbers = ", ".join(first_of([str(self.rows[place]) for place in places]))
+        return f"{row_noun(self.path)}{'' if len(places) == 1 else 's'} {numbers}"
 
     def of_rows(self, places: Sequence[int]) -> "Table":
-        """The table of some of its rows, which keep their numbers."""
+        """The table of some of its rows."""
         columns = {name: [cells[place] for place in places] for name, cells in self.columns.items()}
-        rows, shown = ([number(place) for place in places] for number in (self.number, self.shown_number))
-        return replace(self, columns=columns, rows=rows, shown=shown)
+        return replace(self, columns=columns, rows=[self.rows[place] for place in places])
+
+
+def row_noun(path: str | PathLike[str]) -> str:
+    """What people call a row of a file: `line` of a .txt, `row` of any other."""
+    return "line" if Path(path).suffix.lower() == ".txt" else "row"
+
+
+def has_header(path: str | PathLike[str]) -> bool:
+    """Whether a spreadsheet program shows the file, which then counts its header as a row."""
+    return Path(path).suffix.lower() in (".csv", ".tsv", *sheets.KINDS)
 
 
 def missing_column(source: str | PathLike[str], name: str, there: Iterable[str], option: str) -> ValueError:
@@ -87,8 +94,8 @@ def read_table(path: str | PathLike[str], form: TextFormat = UTF8) -> Table:
     return table
 
 
-def stream_column(path: str | PathLike[str], column: str, form: TextFormat = UTF8) -> Iterator[Any]:
-    """The cells of a column that `read_table` would read, one after another.
+def stream_column(path: str | PathLike[str], column: str, form: TextFormat = UTF8) -> Iterator[tuple[int, Any]]:
+    """The rows and cells of a column that `read_table` would read, one after another.
 
     For json, the first row says which columns there are.
 
@@ -99,11 +106,12 @@ def stream_column(path: str | PathLike[str], column: str, form: TextFormat = UTF
     path = existing_file(path)
     kind = table_kind(path)
     if kind == ".parquet":
-        yield from _stream_parquet(path, column)
+        yield from enumerate(_stream_parquet(path, column), start=1)
     elif kind in (".csv", ".tsv"):
         yield from _stream_csv(path, column, form)
     elif kind in (*sheets.KINDS, *stata_spss.KINDS) or (kind == ".json" and _begins_an_array(path, form)):
-        yield from _READERS[kind](path, form).column(column, "text_column")
+        table = _READERS[kind](path, form)
+        yield from zip(table.rows, table.column(column, "text_column"), strict=False)
     else:
         yield from _stream_json_lines(path, column, form)
 
@@ -113,24 +121,17 @@ def raise_row_problems(table: Table, problems: dict[str, list[int]], advice: str
 
     Args:
         table: what was read of the file.
-        problems: rows of the table, counted from 1, by what is wrong with them.
+        problems: places of rows in the table, from 0, by what is wrong with them.
         advice: the way out, as a last line.
 
     Raises:
         ValueError: there are any; lists each with its rows.
     """
     if problems:
-        numbers = {problem: [table.number(row - 1) for row in rows] for problem, rows in problems.items()}
-        lines = first_of([f"  {shown_rows(rows)}: {problem}" for problem, rows in numbers.items()])
+        lines = first_of([f"  {table.told(places)}: {problem}" for problem, places in problems.items()])
         lines += [f"  {advice}"] if advice else []
-        raise ValueError("\n".join([f"{table.path} (rows counted from 1, without a header and blank ones):", *lines]))
-
-
-def shown_rows(rows: Sequence[int], most: int = 20) -> str:
-    """`row 3`, or `rows 3, 4, 9 and 12 more`."""
-    shown = ", ".join(map(str, rows[:most]))
-    more = f" and {len(rows) - most} more" if len(rows) > most else ""
-    return f"{'row' if len(rows) == 1 else 'rows'} {shown}{more}"
+        remark = " (rows as a spreadsheet shows them)" if has_header(table.path) else ""
+        raise ValueError("\n".join([f"{table.path}{remark}:", *lines]))
 
 
 def table_kind(path: Path) -> str:
@@ -149,61 +150,50 @@ def table_kind(path: Path) -> str:
 
 def _read_csv(path: Path, form: TextFormat) -> Table:
     text = read_text(path, form)
-    rows = _csv_rows(io.StringIO(text, newline=""), path, _delimiter(path, form))
-    line_of_header, _, header = next(rows, (1, 1, []))
-    _check_header(path, line_of_header, header)
-    kept, numbers, problems = [], [], []
-    for line, number, row in rows:
-        kept.append(row)
-        numbers.append(number)
-        if len(row) != len(header):
-            problems.append(_ragged(path, line, row, header))
-    if problems:
-        raise ValueError("\n".join(first_of(problems)))
-    return _table_of(path, line_of_header, header, kept, numbers)
+    return _table_of(path, _csv_rows(io.StringIO(text, newline=""), path, _delimiter(path, form)))
 
 
-def _table_of(
-    path: Path, line: int, header: Sequence[str], rows: Sequence[Sequence[str]], numbers: list[int]
-) -> Table:
-    """The columns of rows under a header, but those without a name and content; `numbers` are those of the rows."""
-    columns = [(name, [row[place] for row in rows]) for place, name in enumerate(header)]
+def _table_of(path: Path, rows: Iterable[tuple[int, list[str]]]) -> Table:
+    """The columns of numbered rows, the header first, but those without a name and content."""
+    (first, header), *rows = list(rows) or [(1, [])]
+    _check_header(path, first, header)
+    if ragged := [_ragged(path, number, row, header) for number, row in rows if len(row) != len(header)]:
+        raise ValueError("\n".join(first_of(ragged)))
+    columns = [(name, [row[place] for _, row in rows]) for place, name in enumerate(header)]
     columns = [(name, cells) for name, cells in columns if name.strip() or any(map(str.strip, cells))]
     if len(dict(columns)) < len(columns):
         raise ValueError(
-            f"{path}, line {line}: several columns with content have no name in {excerpt(header, 300)}: name them"
+            f"{path}, row {first}: several columns with content have no name in {excerpt(header, 300)}: name them"
         )
-    return Table(path, dict(columns), shown=numbers)
+    return Table(path, dict(columns), rows=[number for number, _ in rows])
 
 
-def _stream_csv(path: Path, column: str, form: TextFormat) -> Iterator[str]:
+def _stream_csv(path: Path, column: str, form: TextFormat) -> Iterator[tuple[int, str]]:
     delimiter = _delimiter(path, form)
     with open_text(path, form) as file:
         rows = _csv_rows(file, path, delimiter)
-        line, _, header = next(rows, (1, 1, []))
-        _check_header(path, line, header)
+        first, header = next(rows, (1, []))
+        _check_header(path, first, header)
         if column not in header:
             raise missing_column(path, column, header, "text_column")
         place = header.index(column)
-        for line, _, row in rows:
+        for number, row in rows:
             if len(row) != len(header):
-                raise ValueError(_ragged(path, line, row, header))
-            yield row[place]
+                raise ValueError(_ragged(path, number, row, header))
+            yield number, row[place]
 
 
-def _csv_rows(file: TextIO, path: Path, delimiter: str) -> Iterator[tuple[int, int, list[str]]]:
-    """The last line, the number in a spreadsheet and the fields of each row that is not blank or of empty cells, the
-    header first."""
-    skipped = 1 if _EXCEL_LINE.fullmatch(file.readline()) else 0
-    if not skipped:
+def _csv_rows(file: TextIO, path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """The number in a spreadsheet and the fields of each row that is not blank or of empty cells, the header first."""
+    if not _EXCEL_LINE.fullmatch(file.readline()):
         file.seek(0)
-    reader = csv.reader(checked_lines(file, path), delimiter=delimiter, strict=True)
+    number = 0
     try:
-        for number, row in enumerate(reader, start=1):
+        for number, row in enumerate(csv.reader(checked_lines(file, path), delimiter=delimiter, strict=True), start=1):
             if any(row) or len(row) == 1:  # of several empty cells, Excel has made a blank row
-                yield reader.line_num + skipped, number, row
+                yield number, row
     except csv.Error as error:
-        raise ValueError(f"{path}, line {reader.line_num + skipped}: {error}; are all quotes closed?") from None
+        raise ValueError(f"{path}, row {number + 1}: {error}; are all quotes closed?") from None
 
 
 def _delimiter(path: Path, form: TextFormat) -> str:
@@ -232,7 +222,7 @@ def _misfits(path: Path, form: TextFormat, mark: str) -> int | None:
     """How many rows of the sample have other fields than the header if cut at the mark; None if it cuts no header."""
     with open_text(path, form) as file:
         try:
-            rows = [row for *_, row in itertools.islice(_csv_rows(file, path, mark), _SAMPLE)]
+            rows = [row for _, row in itertools.islice(_csv_rows(file, path, mark), _SAMPLE)]
         except ValueError:
             return _SAMPLE if mark in _first_line(path, form) else None
     return sum(len(row) != len(rows[0]) for row in rows) if rows and len(rows[0]) > 1 else None
@@ -243,14 +233,14 @@ def _first_line(path: Path, form: TextFormat) -> str:
         return file.readline()
 
 
-def _check_header(path: Path, line: int, header: Sequence[str]) -> None:
+def _check_header(path: Path, number: int, header: Sequence[str]) -> None:
     if [name for name, count in Counter(header).items() if count > 1 and name.strip()]:
-        raise ValueError(f"{path}, line {line}: a column name occurs twice in {excerpt(header, 300)}")
+        raise ValueError(f"{path}, row {number}: a column name occurs twice in {excerpt(header, 300)}")
 
 
-def _ragged(path: Path, line: int, row: Sequence[str], header: Sequence[str]) -> str:
+def _ragged(path: Path, number: int, row: Sequence[str], header: Sequence[str]) -> str:
     return (
-        f"{path}, line {line}: {len(row)} fields, expected {len(header)} as in the header: {excerpt(','.join(row))} "
+        f"{path}, row {number}: {len(row)} fields, expected {len(header)} as in the header: {excerpt(','.join(row))} "
         "(a field that holds the delimiter stands in quotes; --delimiter names another)"
     )
 
@@ -259,9 +249,7 @@ def _ragged(path: Path, line: int, row: Sequence[str], header: Sequence[str]) ->
 
 
 def _read_spreadsheet(path: Path, form: TextFormat) -> Table:
-    (line, header), *rows = sheets.read_sheet(path, form.sheet) or [(1, [])]
-    _check_header(path, line, header)
-    return _table_of(path, line, header, [row for _, row in rows], [number for number, _ in rows])
+    return _table_of(path, sheets.read_sheet(path, form.sheet))
 
 
 # --- Stata and SPSS ---
@@ -277,30 +265,31 @@ def _read_variables(path: Path, form: TextFormat) -> Table:
 
 def _read_json(path: Path, form: TextFormat) -> Table:
     text = read_text(path, form)
-    rows, problems = _json_array(text, path) if text.lstrip().startswith("[") else _json_rows(text.split("\n"))
+    found, problems = _json_array(text, path) if text.lstrip().startswith("[") else _json_rows(text.split("\n"))
     if problems:
         raise ValueError("\n".join(first_of([f"{path}, {problem}" for problem in problems])))
-    names = dict.fromkeys(name for row in rows for name in row)
-    return Table(path, {name: [row.get(name) for row in rows] for name in names})
+    names = dict.fromkeys(name for _, row in found for name in row)
+    columns = {name: [row.get(name) for _, row in found] for name in names}
+    return Table(path, columns, rows=[number for number, _ in found])
 
 
-def _json_array(text: str, path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+def _json_array(text: str, path: Path) -> tuple[list[tuple[int, dict[str, Any]]], list[str]]:
     try:
-        rows = parsed_json(text)
+        rows = list(enumerate(parsed_json(text), start=1))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}, line {error.lineno}: not valid json: {error.msg}") from None
     except ValueError as error:
         raise ValueError(f"{path}: not valid json: {error}") from None
-    wrong = [(number, row) for number, row in enumerate(rows, start=1) if not isinstance(row, dict)]
+    wrong = [(number, row) for number, row in rows if not isinstance(row, dict)]
     return rows, [f"row {number}: {excerpt(row)} is no object, expected {{...}}" for number, row in wrong]
 
 
-def _json_rows(lines: Iterable[str]) -> tuple[list[dict[str, Any]], list[str]]:
+def _json_rows(lines: Iterable[str]) -> tuple[list[tuple[int, dict[str, Any]]], list[str]]:
     rows, problems = [], []
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
-                rows.append(_json_row(number, line))
+                rows.append((number, _json_row(number, line)))
             except ValueError as error:
                 problems.append(str(error))
     return rows, problems
@@ -352,7 +341,7 @@ def _begins_an_array(path: Path, form: TextFormat) -> bool:
         return next((line for line in file if line.strip()), "").lstrip("\ufeff \t").startswith("[")
 
 
-def _stream_json_lines(path: Path, column: str, form: TextFormat) -> Iterator[Any]:
+def _stream_json_lines(path: Path, column: str, form: TextFormat) -> Iterator[tuple[int, Any]]:
     there: Iterable[str] | None = None
     with open_text(path, form, newline="\n") as file:
         for number, line in enumerate(checked_lines(file, path), start=1):
@@ -364,7 +353,7 @@ def _stream_json_lines(path: Path, column: str, form: TextFormat) -> Iterator[An
                 there = there or row
                 if column not in there:
                     raise missing_column(path, column, there, "text_column")
-                yield row.get(column)
+                yield number, row.get(column)
 
 
 # --- parquet ---

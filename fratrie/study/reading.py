@@ -7,9 +7,7 @@ import numpy as np
 from datasets import DatasetDict
 from numpy.typing import NDArray
 
-from fratrie.data.corpus import shipped_file
 from fratrie.data.labels import Problems, read_labels
-from fratrie.data.loading import rows_in_file
 from fratrie.data.tables import raise_row_problems, read_table
 from fratrie.data.text_files import existing_file
 from fratrie.training.labelled_data import CorpusOptions, read_labelled, read_parts, split_off, tell_overlaps
@@ -18,7 +16,6 @@ from fratrie.training.options import check_ranges
 from fratrie.training.tasks import Task, labels_without_text, task_of
 
 SECOND = "second_labels"
-ROW = "row"
 MEAN = "macro"
 
 
@@ -69,8 +66,6 @@ class StudyDataOptions(CorpusOptions):
 def read_study(options: StudyDataOptions, seed: int) -> DatasetDict:
     """The parts `train` and `test`; without a test file whole respondents are kept for the test, drawn by the seed.
 
-    The column `row` says where a sentence stands in its file (see `rows_in_file`).
-
     Raises:
         ValueError: wrong rows, real values in the place of labels, too little to split, or a label without an example
             in train.
@@ -82,8 +77,6 @@ def read_study(options: StudyDataOptions, seed: int) -> DatasetDict:
     task = task_of(parts["train"].features)
     if MEAN in task.labels:
         raise ValueError(f"a label is called {MEAN!r}, as the mean of the labels is in every table: rename it")
-    for part in parts:
-        parts[part] = parts[part].add_column(ROW, _rows(part, options))
     if options.second():
         for part, file in (("train", options.train_file), ("test", options.test_file)):
             if file is not None:
@@ -98,14 +91,6 @@ def read_study(options: StudyDataOptions, seed: int) -> DatasetDict:
         )
     tell_overlaps(parts)
     return parts
-
-
-def _rows(part: str, options: StudyDataOptions) -> list[int]:
-    """Where the sentences of a part stand in their file."""
-    if options.train_file is None:
-        with shipped_file(part) as path:
-            return rows_in_file(path)
-    return rows_in_file(getattr(options, f"{part}_file"), options.annotator, options.text_format())
 
 
 def second_annotations(parts: DatasetDict, labels: int) -> list[NDArray[np.int64] | None]:
@@ -134,12 +119,13 @@ def _labels_in_column(file: str, options: StudyDataOptions, task: Task) -> list[
     assert options.second_label_column is not None
     table = read_table(existing_file(file), options.text_format())
     cells = table.column(options.second_label_column, "second_label_column")
-    rows = [row for row, cell in enumerate(cells) if cell is not None and str(cell).strip()]
+    places = [place for place, cell in enumerate(cells) if cell is not None and str(cell).strip()]
+    again = table.of_rows(places)
     problems: Problems = defaultdict(list)
     several = task.problem_type == MULTI_LABEL
-    _, found, _ = read_labels([cells[row] for row in rows], task.labels, several, problems)
-    raise_row_problems(table.of_rows(rows), problems, f"second_label_column: the labels are {', '.join(task.labels)}")
+    _, found, _ = read_labels(again, again.columns[options.second_label_column], task.labels, several, problems)
+    raise_row_problems(again, problems, f"second_label_column: the labels are {', '.join(task.labels)}")
     labels: list[list[int] | None] = [None] * len(cells)
-    for row, ids in zip(rows, found, strict=True):
-        labels[row] = ids if several else [ids]
+    for place, ids in zip(places, found, strict=True):
+        labels[place] = ids if several else [ids]
     return labels

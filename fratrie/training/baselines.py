@@ -6,6 +6,7 @@ test part with the measures of `fratrie.training.metrics`.
 Shapes: N sentences, L labels, D columns.
 """
 
+import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,8 @@ from sklearn.pipeline import FeatureUnion, make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.svm import LinearSVC
 from threadpoolctl import ThreadpoolController
+
+from fratrie.data.annotation import excerpt
 
 from .metrics import Scores, multilabel_scores
 from .tasks import targets_of, task_of
@@ -184,7 +187,11 @@ class Learner:
         self._last: tuple[Fit, Any, Any] | None = None
 
     def scores(self, fit: Fit) -> NDArray[np.float64]:
-        """Of the sentences asked about, above 0 where the label is likelier than not. Shape: (M,)"""
+        """Of the sentences asked about, above 0 where the label is likelier than not. Shape: (M,)
+
+        Raises:
+            ValueError: none of the sentences to learn from holds a word.
+        """
         # scikit-learn's OneVsRestClassifier would compare all scores with the threshold of its first label, which is
         # another one for a constant label, and of one label per text prefer those without an example.
         truth_N = self.truth_NL[fit.learnt, fit.label]
@@ -205,6 +212,12 @@ class Learner:
         """What is read of the sentences learnt and of those asked about; the last are kept, since all labels do."""
         if self._last is None or not _read_the_same(self._last[0], fit):
             of_texts = self.inputs.dtype == object
+            if of_texts and not any(re.search(r"\w", text) for text in self.inputs[fit.learnt]):
+                raise ValueError(
+                    f"none of the {len(fit.learnt)} sentences to learn from holds a word, such as "
+                    f"{excerpt(self.inputs[fit.learnt[0]], 40)}: give more training text, or leave the classical "
+                    "methods of a study out (--leave_out classical)"
+                )
             features = tfidf_features() if of_texts else StandardScaler()
             if fit.method.by_kernel:
                 features = make_pipeline(features, GaussianKernel())

@@ -20,7 +20,7 @@ from fratrie.checkpoints import read_json
 from fratrie.data.annotation import excerpt, text_problem
 from fratrie.data.hub import may_be_hub_id
 from fratrie.data.loading import load_texts
-from fratrie.data.tables import missing_column, stream_column, table_kind
+from fratrie.data.tables import missing_column, row_noun, stream_column, table_kind
 from fratrie.data.text_files import UTF8, TextFormat, checked_lines, existing_file, open_text
 
 from .encoding import tell_unknown, unknown_token
@@ -75,20 +75,22 @@ def stream_texts(paths: Sequence[str], text_column: str = "text", form: TextForm
 def _stream(paths: Sequence[str], text_column: str, form: TextFormat) -> Iterator[dict[str, str]]:
     for path in paths:
         told = False
-        for row, text in enumerate(_stream_file(Path(path), text_column, form), start=1):
-            if _has_text(text, f"{path}, row {row}"):
+        for number, text in _stream_file(Path(path), text_column, form):
+            row = f"{row_noun(path)} {number}"
+            if _has_text(text, f"{path}, {row}"):
                 yield {"text": text}
             elif not told:
-                logger.warning("%s: row %d holds no text and is left out, as further such rows are", path, row)
+                logger.warning("%s: %s holds no text and is left out, as further such ones are", path, row)
                 told = True
 
 
-def _stream_file(path: Path, text_column: str, form: TextFormat) -> Iterator[Any]:
+def _stream_file(path: Path, text_column: str, form: TextFormat) -> Iterator[tuple[int, Any]]:
     if path.suffix.lower() != ".txt":
         yield from stream_column(path, text_column, form)
         return
     with open_text(path, form, newline="\n") as file:
-        yield from (line.removesuffix("\n").removesuffix("\r") for line in checked_lines(file, path))
+        for number, line in enumerate(checked_lines(file, path), start=1):
+            yield number, line.removesuffix("\n").removesuffix("\r")
 
 
 def named_texts(

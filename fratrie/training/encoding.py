@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from fratrie.data.annotation import excerpt, first_of
 from fratrie.pipelines.text_length import longest_text
 
 logger = logging.getLogger(__name__)
@@ -70,7 +71,7 @@ def encode(
         for place, i in enumerate(long):
             rows[i] = {name: cut[name][place] for name in names}
         logger.warning("%d of %d texts are longer than %d tokens and were cut", len(long), len(texts), limit)
-    _check_ids(rows, model, tokenizer)
+    _check_ids(texts, rows, model, tokenizer)
     unknown = unknown_token(tokenizer)
     tell_unknown(sum(row["input_ids"].count(unknown) for row in rows), sum(len(row["input_ids"]) for row in rows))
     if targets is not None:
@@ -105,11 +106,14 @@ def _input_names(model: PreTrainedModel) -> set[str]:
     return next(found for found in names if "input_ids" in found)
 
 
-def _check_ids(rows: EncodedRows, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    empty = [str(number) for number, row in enumerate(rows, start=1) if not row["input_ids"]]
+def _check_ids(
+    texts: Sequence[str], rows: EncodedRows, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    empty = [excerpt(text, 40) for text, row in zip(texts, rows, strict=True) if not row["input_ids"]]
     if empty:
         raise ValueError(
-            f"text {', '.join(empty[:20])}: no token at all, since the tokenizer puts none around a text; leave it out"
+            f"the text {', '.join(first_of(empty))} has no token at all, since the tokenizer puts none around a text: "
+            "leave it out"
         )
     size = cast(nn.Embedding, model.get_input_embeddings()).num_embeddings
     highest = max([*(max(row["input_ids"]) for row in rows), cast(int, tokenizer.pad_token_id)])

@@ -12,6 +12,7 @@ from fratrie.data.corpus import load_family_relations, split_by_respondent
 from fratrie.data.description import describe
 from fratrie.data.loading import load_labelled, load_values
 from fratrie.data.repeats import tell_overlap
+from fratrie.data.tables import row_noun
 from fratrie.data.text_files import UTF8, TextFormat
 
 from .metrics import MULTI_LABEL, REGRESSION, SINGLE_LABEL
@@ -86,7 +87,7 @@ def read_labelled(
         several = None if problem_type == "auto" else problem_type == MULTI_LABEL
         columns = (text_column, label_column, group_column)
         dataset = load_labelled(path, labels, *columns, multi_label=several, annotator=annotator, form=form)
-    logger.info("%s: %s", path, describe(dataset))
+    logger.info("%s: %s", path, describe(dataset, row_noun(path)))
     return dataset
 
 
@@ -120,7 +121,7 @@ def read_parts(options: CorpusOptions) -> DatasetDict:
     if not files:
         refuse_options_of_files(options, "problem_type", "label_names")
         parts = load_family_relations()
-        logger.info("the shipped corpus, train: %s", describe(parts["train"]))
+        logger.info("the shipped corpus, train: %s", describe(parts["train"], "line"))
     elif "train" not in files:
         raise ValueError(f"a {' and '.join(files)} file without a train file: give --train_file too")
     elif options.problem_type == REGRESSION and options.label_names:

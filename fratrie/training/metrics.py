@@ -4,7 +4,6 @@ Counting is scikit-learn's, with 0 where a ratio has no denominator. Everything 
 gathers predictions from all processes first (`accelerator.gather_for_metrics`), so each sample counts once.
 """
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from numbers import Real
@@ -16,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fratrie.data.annotation import excerpt
 from fratrie.data.tables import parsed_json
-from fratrie.wording import counted
+from fratrie.wording import counted, did_you_mean
 
 ProblemType = Literal["multi_label_classification", "single_label_classification", "regression"]
 MULTI_LABEL: Final = "multi_label_classification"
@@ -178,8 +177,7 @@ def thresholds_by_name(
     by_name = dict(values) if isinstance(values, Mapping) else dict.fromkeys(labels, values)
     for label, value in by_name.items():
         if label not in labels:
-            close = difflib.get_close_matches(label, labels, 1)
-            meant = f" (did you mean {close[0]!r}?)" if close else ""
+            meant = did_you_mean(label, labels)
             raise ValueError(f"threshold for the unknown label {label!r}{meant}: the labels are {' '.join(labels)}")
         if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= 1:
             raise ValueError(f"the threshold {value!r} of the label {label!r} is none: {form}")

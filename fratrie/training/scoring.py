@@ -58,7 +58,7 @@ def predict_logits(
     logits = values.numpy()
     if not np.isfinite(logits).all():
         row = int(np.argwhere(~np.isfinite(logits))[0][0])
-        raise ValueError(f"the model gives NaN or infinity for row {row + 1}: its weights are damaged")
+        raise ValueError(f"the model gives NaN or infinity for text {row + 1} of {len(rows)}: its weights are damaged")
     return logits
 
 

@@ -188,7 +188,7 @@ def test_labels_are_those_of_the_model_in_any_spelling(run_script, classifier, t
     path.write_bytes("Dit-il, alors;labels\nma mère;m\u200b | +\nmon père;['p', '-']\n".encode("cp1252", "ignore"))
     options = ("--encoding", "cp1252", "--text_column", "Dit-il, alors", "--output_file", output)
     code, _, stderr = run_script("evaluate.py", "--model", classifier, "--file", path, *options)
-    assert code == 2 and "row 1: the cell 'm | +' is no list, as others of the column are" in stderr
+    assert code == 2 and "row 2: the cell 'm | +' is no list, as others of the column are" in stderr
     path.write_bytes("Dit-il, alors;labels\nma mère;['m\u200b', '+']\nmon père;['p', '-', 'p']\n".encode())
     code, _, stderr = run_script("evaluate.py", "--model", classifier, "--file", path, *options[2:])
     assert code == 0 and "invisible characters" in stderr, stderr

@@ -73,7 +73,7 @@ def test_it_learns_and_leaves_a_complete_folder(finetune, samples, kind):
     # Pipelines cut texts to what the model takes.
     assert tokenizer.model_max_length == model.config.max_position_embeddings
     assert f"{type(model).__name__}: " in stderr and "texts of train" in stderr
-    assert "120 texts of 30 respondents, several labels each\n  text 1: 'on " in stderr
+    assert "120 texts of 30 respondents, several labels each\n  row 1: 'on " in stderr
     assert model.config.problem_type == "multi_label_classification"
     assert model.config.id2label == {0: "+", 1: "-", 2: "m", 3: "p"}
     assert list(metrics["label_thresholds"].values()) == model.config.label_thresholds

@@ -34,6 +34,7 @@ def test_sizes_and_features(corpus):
     for split in corpus.values():
         assert split.features == Features(
             text=Value("string"),
+            row=Value("int64"),
             respondent=Value("int64"),
             code=Value("string"),
             labels=List(ClassLabel(names=list(LABELS))),
@@ -58,6 +59,7 @@ def test_supports_are_those_of_the_card(corpus, card, split):
 def test_rows_are_the_segments_of_the_file(corpus, split):
     segments = read_annotations(FOLDER / f"{split}.txt")
     assert corpus[split]["text"][:] == [segment.text for segment in segments]
+    assert corpus[split]["row"][:] == [segment.line for segment in segments]
     assert corpus[split]["code"][:] == [segment.code for segment in segments]
     names = [tuple(LABELS[i] for i in labels) for labels in corpus[split]["labels"]]
     assert names == [segment.labels for segment in segments]
@@ -77,8 +79,8 @@ def test_card_header(card):
 
 
 def test_to_dataset_of_one_segment():
-    (row,) = to_dataset([Segment("Ma mère.", "jm+,jp-", 4)])
-    assert row == {"text": "Ma mère.", "respondent": 4, "code": "jm+, jp-", "labels": [0, 1, 4, 7, 8]}
+    (row,) = to_dataset([Segment("Ma mère.", "jm+,jp-", 4, 9)])
+    assert row == {"text": "Ma mère.", "row": 9, "respondent": 4, "code": "jm+, jp-", "labels": [0, 1, 4, 7, 8]}
 
 
 @settings(deadline=None, max_examples=40)

@@ -79,7 +79,7 @@ def test_texts_of_tasks_are_read_alone(tmp_path):
     path = write_json(tmp_path / "a.json", [*TASKS, {"data": {"text": "sept"}}])
     texts, others = load_texts_and_others(path)
     assert texts == ["un", "deux", "trois", "quatre", "cinq", "six", "sept"]
-    assert others == {"id": [11, 12, 13, 14, 15, 16, None], "respondent": [*"aabbbc", None]}
+    assert others.columns == {"id": [11, 12, 13, 14, 15, 16, None], "respondent": [*"aabbbc", None]}
     with pytest.raises(ValueError, match="no column 'phrase'; its columns are 'id', 'text', 'respondent'"):
         load_texts_and_others(path, "phrase")
 

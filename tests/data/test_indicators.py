@@ -56,7 +56,7 @@ def test_one_way_in_all_columns(way):
 def test_what_is_not_sure_is_named_by_row_and_column(cells, problem):
     problems = defaultdict(list)
     read_indicators({"a": cells, "b": [0, 1, 0]}, problems)
-    assert dict(problems) == {problem: [3]}
+    assert dict(problems) == {problem: [2]}
 
 
 def test_a_column_for_each_label(tmp_path, caplog):
@@ -94,7 +94,7 @@ def test_one_label_a_row_may_be_asked_for(tmp_path):
         ),
         ({"label_column": ["a", "a"]}, "texts, labels and speakers need a column each"),
         ({"label_column": ["a", "b"], "group_column": "b"}, "texts, labels and speakers need a column each"),
-        ({"label_column": ["a", "names"]}, "rows 1, 2: 'x y' in 'names', expected 0 or 1"),
+        ({"label_column": ["a", "names"]}, "rows 2, 3: 'x y' in 'names', expected 0 or 1"),
         (
             {"label_column": ["a", "b"], "label_names": ["a", "c"]},
             "label_column names a, b, the known labels are a, c: name one column",

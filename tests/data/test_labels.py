@@ -43,21 +43,21 @@ def test_cells_that_are_read_for_sure(tmp_path, cells, expected):
 @pytest.mark.parametrize(
     ("cells", "problem"),
     [
-        (["[joie, peur]", "colère"], "row 1: the cell '[joie, peur]' looks like a list, but not of names in quotes"),
-        (["[['joie'], ['peur']]", "a"], "row 1: the cell \"[['joie'], ['peur']]\" looks like a list"),
-        (['{"joie": 1, "peur": 0}', "a"], 'row 1: the cell \'{"joie": 1, "peur": 0}\' looks like a list'),
-        (["[" * 5000 + "]", "a"], "row 1: the cell '[[["),
-        (["a", "'joie', 'peur'"], "row 2: the label \"'joie'\" looks like a piece of a list"),
-        (["array(['joie'], dtype=object)", "a"], "row 1: the label \"array(['joie']\" looks like a piece of a list"),
-        (["['joie', 'peur']", "joie peur"], "row 2: the cell 'joie peur' is no list, as others of the column are"),
-        (["['joie', '']", "a"], "row 1: label '', expected a name"),
-        (["['\\x']", "a"], "row 1: the name \"'\\\\x'\" in a list cannot be read"),
-        (["a#b,c", "c"], "row 1: the cell 'a#b,c' separates labels in two ways"),
-        (["0,1,0", "1,0,0"], "row 1: label positions [0, 1, 0] repeat, or are zeros and ones"),
-        (["0 1 0 1", "1 0 0 0"], "row 2: label positions [1, 0, 0, 0] repeat, or are zeros and ones"),
-        (["[0, 1]", "[1, 0]"], "row 1: label positions [0, 1] repeat, or are zeros and ones"),
-        (["[0 1 0]", "[1 0 0]"], "row 2: label positions [1, 0, 0] repeat, or are zeros and ones"),
-        (["[0. 1.]", "[1. 0.]"], "row 1: the cell '[0. 1.]' looks like a list"),
+        (["[joie, peur]", "colère"], "row 2: the cell '[joie, peur]' looks like a list, but not of names in quotes"),
+        (["[['joie'], ['peur']]", "a"], "row 2: the cell \"[['joie'], ['peur']]\" looks like a list"),
+        (['{"joie": 1, "peur": 0}', "a"], 'row 2: the cell \'{"joie": 1, "peur": 0}\' looks like a list'),
+        (["[" * 5000 + "]", "a"], "row 2: the cell '[[["),
+        (["a", "'joie', 'peur'"], "row 3: the label \"'joie'\" looks like a piece of a list"),
+        (["array(['joie'], dtype=object)", "a"], "row 2: the label \"array(['joie']\" looks like a piece of a list"),
+        (["['joie', 'peur']", "joie peur"], "row 3: the cell 'joie peur' is no list, as others of the column are"),
+        (["['joie', '']", "a"], "row 2: label '', expected a name"),
+        (["['\\x']", "a"], "row 2: the name \"'\\\\x'\" in a list cannot be read"),
+        (["a#b,c", "c"], "row 2: the cell 'a#b,c' separates labels in two ways"),
+        (["0,1,0", "1,0,0"], "row 2: label positions [0, 1, 0] repeat, or are zeros and ones"),
+        (["0 1 0 1", "1 0 0 0"], "row 3: label positions [1, 0, 0, 0] repeat, or are zeros and ones"),
+        (["[0, 1]", "[1, 0]"], "row 2: label positions [0, 1] repeat, or are zeros and ones"),
+        (["[0 1 0]", "[1 0 0]"], "row 3: label positions [1, 0, 0] repeat, or are zeros and ones"),
+        (["[0. 1.]", "[1. 0.]"], "row 2: the cell '[0. 1.]' looks like a list"),
     ],
 )
 def test_cells_that_are_refused_by_name(tmp_path, cells, problem):
@@ -89,7 +89,7 @@ def test_names_that_look_alike_are_one_and_told(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         dataset = load_labelled(make_csv(tmp_path / "a.csv", cells))
     assert names(dataset) == [COMPOSED, COMPOSED, "joie", "joie", "joie"]
-    assert "labels of 3 row(s) hold invisible characters" in caplog.text and "row 4: 'joie\\u200b'" in caplog.text
+    assert "labels of 3 row(s) hold invisible characters" in caplog.text and "row 5: 'joie\\u200b'" in caplog.text
     caplog.clear()
     load_labelled(make_csv(tmp_path / "b.csv", [" joie ", "peur"]))
     assert not caplog.records

@@ -12,10 +12,12 @@ from datasets import ClassLabel, Dataset, Features, List, Value
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from label_names import names
+from python_calamine import CalamineWorkbook
+from spreadsheets import write_xlsx
 
-from fratrie.data import LABELS, AnnotationError, Segment, write_annotations
+from fratrie.data import LABELS, AnnotationError, Segment, read_annotations, write_annotations
 from fratrie.data.corpus import load_family_relations, to_dataset
-from fratrie.data.loading import load_labelled, load_texts, load_values, rows_in_file
+from fratrie.data.loading import load_labelled, load_texts, load_texts_and_others, load_values
 from fratrie.data.output_sheets import write_sheet
 from fratrie.data.tables import missing_column, stream_column
 from fratrie.data.text_files import TextFormat
@@ -72,7 +74,9 @@ def make_loop(path):
 def test_one_label_a_text(tmp_path, extension):
     rows = [{"text": "nan", "labels": "sad"}, {"text": "Ça, «va»\net\u2028toi ?", "labels": "happy"}]
     dataset = load_labelled(make_rows(tmp_path / f"rows.{extension}", rows))
-    assert dataset.features == Features(text=Value("string"), labels=ClassLabel(names=["happy", "sad"]))
+    assert dataset.features == Features(
+        text=Value("string"), row=Value("int64"), labels=ClassLabel(names=["happy", "sad"])
+    )
     assert dataset["text"][:] == [row["text"] for row in rows]
     assert names(dataset) == ["sad", "happy"]
 
@@ -146,7 +150,7 @@ def test_zero_is_a_position_as_a_number_and_a_name_as_a_string(tmp_path):
 
 def test_number_among_words_is_no_position(tmp_path):
     path = make_rows(tmp_path / "rows.csv", [{"text": "a", "labels": "sad|0"}, {"text": "b", "labels": "1"}])
-    refused(path, "row 1: unknown label '0'", "row 2: unknown label '1'", label_names=MOODS)
+    refused(path, "row 2: unknown label '0'", "row 3: unknown label '1'", label_names=MOODS)
     path = make_rows(tmp_path / "rows.jsonl", [{"text": "a", "labels": ["0"]}])
     refused(path, "row 1: unknown label '0'", label_names=MOODS)
 
@@ -161,12 +165,12 @@ def test_parquet_of_a_dataset_keeps_its_label_names(tmp_path):
     corpus.to_parquet(tmp_path / "corpus.parquet")
     dataset = load_labelled(tmp_path / "corpus.parquet")
     assert dataset.features == corpus.remove_columns("code").features
-    assert dataset.to_dict() == corpus.remove_columns("code").to_dict()
+    assert dataset.to_dict() == corpus.remove_columns("code").to_dict() | {"row": list(range(1, 331))}
     reordered = load_labelled(tmp_path / "corpus.parquet", label_names=LABELS[::-1])
     assert [set(row) for row in names(reordered)] == [set(row) for row in names(corpus)]
     single = Features(text=Value("string"), labels=ClassLabel(names=MOODS))
     Dataset.from_dict({"text": ["a", "b"], "labels": [2, 0]}, features=single).to_parquet(tmp_path / "s.parquet")
-    assert load_labelled(tmp_path / "s.parquet").features == single
+    assert load_labelled(tmp_path / "s.parquet").features == single | {"row": Value("int64")}
     assert names(load_labelled(tmp_path / "s.parquet")) == ["very happy", "sad"]
 
 
@@ -192,7 +196,7 @@ def test_annotation_file(tmp_path):
     for names_given in (None, LABELS):
         dataset = load_labelled(tmp_path / "a.txt", label_names=names_given, text_column="x", label_column="y")
         assert dataset.features == to_dataset(SEGMENTS).features
-        assert dataset.to_dict() == to_dataset(SEGMENTS).to_dict()
+        assert dataset.to_dict() == to_dataset(read_annotations(tmp_path / "a.txt")).to_dict()
 
 
 def test_annotation_file_continuation(tmp_path):
@@ -212,8 +216,8 @@ def test_annotation_file_beyond_the_given_names(tmp_path):
     given = [label for label in LABELS if label not in "s0"]
     refused(
         tmp_path / "a.txt",
-        "row 2: unknown label 's'",
-        "row 3: unknown label '0'",
+        "line 2: unknown label 's'",
+        "line 4: unknown label '0'",
         "known labels: +, -, i, j",
         label_names=given,
     )
@@ -232,9 +236,9 @@ def test_column_of_codes(tmp_path, extension):
 
 def test_wrong_codes_are_all_named(tmp_path):
     rows = [{"text": "a", "code": code} for code in ("ji", "jx+", "", "jm", "jx+")]
-    message = refused(make_rows(tmp_path / "rows.csv", rows), "rows 2, 5: code 'jx+': unknown letter 'x'")
+    message = refused(make_rows(tmp_path / "rows.csv", rows), "rows 3, 6: code 'jx+': unknown letter 'x'")
     refused(make_rows(tmp_path / "rows.jsonl", [{"text": "a", "code": 3}]), "row 1: code '3': unknown letter '3'")
-    assert "row 3: code ''" in message and "row 4: code 'jm': missing valence" in message
+    assert "row 4: code ''" in message and "row 5: code 'jm': missing valence" in message
 
 
 # --- groups ---
@@ -246,7 +250,8 @@ def test_groups_are_kept(tmp_path):
         {"text": "b", "labels": "y", "group": 4, "who": "Tom"},
     ]
     path = make_rows(tmp_path / "rows.jsonl", rows)
-    assert load_labelled(path).to_dict() == {"text": ["a", "b"], "respondent": [4, 4], "labels": [0, 1]}
+    expected = {"text": ["a", "b"], "row": [1, 2], "respondent": [4, 4], "labels": [0, 1]}
+    assert load_labelled(path).to_dict() == expected
     assert load_labelled(path, group_column="who")["respondent"][:] == ["Léa", "Tom"]
     assert load_labelled(make_rows(tmp_path / "rows.csv", rows))["respondent"][:] == ["4", "4"]
     refused(path, "no column 'speaker'", "'text', 'labels', 'group', 'who'", group_column="speaker")
@@ -263,11 +268,42 @@ def test_rows_are_those_that_a_spreadsheet_shows(tmp_path):
     }
     for name, content in write_rows.items():
         (tmp_path / name).write_text(content, encoding="utf-8")
-    found = {name: rows_in_file(tmp_path / name) for name in ("a.xlsx", *list(write_rows)[:4])}
+    found = {name: load_labelled(tmp_path / name)["row"][:] for name in ("a.xlsx", *list(write_rows)[:4])}
     assert found == {"a.xlsx": [2, 4], "a.csv": [2, 4, 6], "b.csv": [2], "c.jsonl": [1, 2], "d.txt": [1, 4]}
-    for name, rows in found.items():
-        assert len(load_labelled(tmp_path / name)) == len(rows)
-    assert rows_in_file(tmp_path / "e.csv", annotator="x") == [2, 4]
+    assert load_labelled(tmp_path / "e.csv", annotator="x")["row"][:] == [2, 4]
+
+
+LINES = st.text('a,;"\n', max_size=5).map("x{}".format)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(0, 2),
+    st.lists(st.sampled_from([[], ["", ""]]) | LINES.map(lambda text: [text, "a"]), max_size=5),
+    st.sampled_from(["csv", "sep", "xlsx", "jsonl"]),
+)
+def test_a_wrong_row_is_told_as_a_spreadsheet_shows_it(tmp_path_factory, above, before, kind):
+    """Behind blank rows and cells of several lines, as the writers of csv and xlsx count."""
+    path = tmp_path_factory.getbasetemp() / f"shown.{'csv' if kind == 'sep' else kind}"
+    header = [] if kind == "jsonl" else [*[[]] * above, ["text", "labels"]]
+    rows = [*header, *before, ["", "mad"]]
+    if kind == "xlsx":
+        write_xlsx(path, {"a": rows})
+        with CalamineWorkbook.from_path(path) as book:
+            assert book.get_sheet_by_index(0).to_python(skip_empty_area=False)[len(rows) - 1] == ["", "mad"]
+    else:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            if kind == "jsonl":
+                objects = [dict(zip(("text", "labels"), row, strict=True)) if any(row) else None for row in rows]
+                file.writelines(json.dumps(each) + "\n" if each else "\n" for each in objects)
+            else:
+                file.write("sep=;\r\n" if kind == "sep" else "")
+                csv.writer(file, delimiter=";").writerows(rows)
+    form = TextFormat(delimiter=";" if kind == "csv" else None)
+    told = f"row {len(rows)}: "
+    refused(path, f"{told}the text is empty", f"{told}unknown label 'mad'", label_names=["a"], form=form)
+    assert load_texts_and_others(path, form=form)[1].rows[-1] == len(rows)
+    assert [row for row, text in stream_column(path, "text", form) if not text] == [len(rows)]
 
 
 def test_one_column_plays_one_part(tmp_path):
@@ -278,12 +314,12 @@ def test_one_column_plays_one_part(tmp_path):
     refused(path, "group_column='labels'", group_column="labels")
     with pytest.raises(ValueError, match="a column each"):
         load_values(path, group_column="text")
-    assert load_labelled(path, label_column="group").column_names == ["text", "labels"]
+    assert load_labelled(path, label_column="group").column_names == ["text", "row", "labels"]
 
 
 def test_missing_group_is_named(tmp_path):
     rows = [{"text": "a", "labels": "x", "respondent": "1"}, {"text": "b", "labels": "y", "respondent": ""}]
-    refused(make_rows(tmp_path / "rows.csv", rows), "row 2: no respondent")
+    refused(make_rows(tmp_path / "rows.csv", rows), "row 3: no respondent")
     for nobody in (None, float("nan"), " "):
         rows[1]["respondent"] = nobody
         refused(make_rows(tmp_path / "rows.jsonl", rows), "row 2: no respondent")
@@ -296,15 +332,15 @@ def test_unknown_labels_are_grouped_with_the_known_ones(tmp_path):
     cells = ["sad", "mad", "happy", "mad", "odd|sad", "7"]
     path = make_rows(tmp_path / "rows.csv", [{"text": "a", "labels": cell} for cell in cells])
     message = refused(path, label_names=MOODS)
-    assert "rows 2, 4: unknown label 'mad'\n" in message
-    assert "row 5: unknown label 'odd'\n" in message
-    assert "row 6: unknown label '7'\n" in message
+    assert "rows 3, 5: unknown label 'mad' (did you mean 'sad'?)\n" in message
+    assert "row 6: unknown label 'odd'\n" in message
+    assert "row 7: unknown label '7'\n" in message
     assert "known labels: sad, happy, very happy" in message
 
 
 def test_many_wrong_rows_are_counted(tmp_path):
     path = make_rows(tmp_path / "rows.csv", [{"text": "a", "labels": "mad"}] * 50)
-    refused(path, "rows 1, 2, ", "20 and 30 more: unknown label 'mad'", label_names=MOODS)
+    refused(path, "rows 2, 3, ", "20, 21, … and 30 more: unknown label 'mad'", label_names=MOODS)
 
 
 @pytest.mark.parametrize(
@@ -445,10 +481,10 @@ def test_parquet_without_rows(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
-        ("a.csv", "text,labels\na,x\nb\nc,d,e\n", "line 3: 1 fields, expected 2 as in the header: 'b'"),
-        ("a.csv", "text,labels\na,x\nb\nc,d,e\n", "line 4: 3 fields, expected 2 as in the header: 'c,d,e'"),
-        ("a.csv", 'text,labels\na,x\n"b,y\n', "are all quotes closed?"),
-        ("a.csv", "text,text\na,x\n", "line 1: a column name occurs twice in ['text', 'text']"),
+        ("a.csv", "text,labels\na,x\nb\nc,d,e\n", "row 3: 1 fields, expected 2 as in the header: 'b'"),
+        ("a.csv", 'text,labels\n"a\nb",x\n\nc,d,e\n', "row 4: 3 fields, expected 2 as in the header: 'c,d,e'"),
+        ("a.csv", 'text,labels\na,x\n"b,y\n', "row 3: unexpected end of data; are all quotes closed?"),
+        ("a.csv", "text,text\na,x\n", "row 1: a column name occurs twice in ['text', 'text']"),
         ("a.jsonl", '{"text": "a"}\n{"text": \n[1]', "line 2: Expecting value"),
         (
             "a.jsonl",
@@ -489,7 +525,7 @@ def test_semicolons_windows_lines_and_byte_order_mark(tmp_path):
 def test_a_comma_in_a_header_fools_nobody(tmp_path, content, header, first):
     path = make(tmp_path / "a.csv", content)
     assert load_texts(path, header)[0] == first
-    assert next(stream_column(path, header)) == first
+    assert next(stream_column(path, header)) == (2, first)
 
 
 def test_two_marks_that_fit_are_refused_unless_one_is_named(tmp_path):
@@ -512,7 +548,7 @@ def test_other_encodings_are_read_by_their_name(tmp_path, name, encoding):
         refused(path, "is not UTF-8", "Ma mère, été", "--encoding cp1252", load=load_texts)
     else:
         assert load_texts(path) == ["Ma mère, été"], "its mark says how it is stored"
-        assert name == "a.txt" or list(stream_column(path, "text")) == ["Ma mère, été"]
+        assert name == "a.txt" or [text for _, text in stream_column(path, "text")] == ["Ma mère, été"]
 
 
 def test_annotated_files_of_other_encodings(tmp_path):
@@ -630,9 +666,9 @@ def test_a_value_is_a_finite_number(tmp_path, cell):
 def test_rows_of_empty_cells_are_blank(tmp_path):
     """Excel writes them for rows that once held something; a spreadsheet's are left out, too."""
     path = make(tmp_path / "a.csv", "text;labels;;\r\nun;a;;\r\n;;;\r\ndeux;b;;\r\n;;;\r\n")
-    assert load_labelled(path)["text"][:] == list(stream_column(path, "text")) == ["un", "deux"]
+    assert load_labelled(path)["text"][:] == [text for _, text in stream_column(path, "text")] == ["un", "deux"]
     path = make(tmp_path / "b.csv", 'text\nun\n""\n')
-    assert list(stream_column(path, "text")) == ["un", ""], "the only cell of a row may be empty"
+    assert list(stream_column(path, "text")) == [(2, "un"), (3, "")], "the only cell of a row may be empty"
 
 
 def test_values_with_decimal_commas(tmp_path):
@@ -640,7 +676,7 @@ def test_values_with_decimal_commas(tmp_path):
     assert load_values(make(path, "text;labels\na;3,5\nb;2\nc;-1,25\n"))["labels"][:] == [3.5, 2, -1.25]
     for wrong in ("1,234", "3,5\nc;2.5"):
         make(path, f"text;labels\na;2\nb;{wrong}\n")
-        refused(path, "row 2: ", "expected a number in 'labels' for regression", load=load_values)
+        refused(path, "row 3: ", "expected a number in 'labels' for regression", load=load_values)
 
 
 def test_json_lines_under_the_name_json(tmp_path):
@@ -705,7 +741,7 @@ def test_labels_in_two_ways_are_refused(tmp_path):
     """One comma in the column ends the splitting at spaces."""
     cells = ["anger sister", "love brother", "anger, brother", "love", "sister"]
     path = make_rows(tmp_path / "a.csv", [{"text": "t", "labels": cell} for cell in cells])
-    refused(path, "row 1: the label 'anger sister' is made of others: separate labels in one way")
+    refused(path, "row 2: the label 'anger sister' is made of others: separate labels in one way")
 
 
 @pytest.mark.parametrize("mark", [";", "; ", ",", "|", " | "])

@@ -2,6 +2,7 @@ import errno
 import gc
 import json
 import zipfile
+from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -15,7 +16,7 @@ from python_calamine import CalamineWorkbook
 from fratrie.data.loading import load_labelled, load_texts_and_others
 from fratrie.data.output_sheets import check_sheet
 from fratrie.data.output_tables import LabelledTexts, Output, labelling_interface, output_format
-from fratrie.data.tables import read_table
+from fratrie.data.tables import Table, read_table
 
 NAMES = ["+", "beau-père", "très content", "a,b", "text"]
 KINDS = ["csv", "xlsx", "jsonl", "parquet"]
@@ -53,7 +54,7 @@ def test_any_texts_and_labels_come_back(tmp_path_factory, rows, excel):
         Output(kind, excel and kind == "csv").write(path, table)
         assert Output(kind).is_earlier(path, NAMES)
         texts, others = load_texts_and_others(path)
-        assert texts == table.texts and others["note"] == table.others["note"], kind
+        assert texts == table.texts and others.columns["note"] == table.others["note"], kind
         dataset = load_labelled(path, NAMES, multi_label=True)
         assert dataset["text"][:] == table.texts
         assert names(dataset) == table.labels, kind
@@ -225,15 +226,18 @@ def test_real_values_are_a_column(tmp_path):
 
 
 def test_what_a_sheet_cannot_hold_is_refused(monkeypatch):
+    path = Path("a.xlsx")
     with pytest.raises(ValueError, match=r"row 1: the cell in 'text' has 32,768 characters, .* 32,767 that Excel"):
-        check_sheet({"text": ["😀" * 16_384]})
-    check_sheet({"text": ["a" * 32_767]})
-    with pytest.raises(ValueError, match="row 2: the cell in 'text' has 32,768 characters"):
-        check_sheet({"text": ["a", "a" * 32_768]})
+        check_sheet(Table(path, {"text": ["😀" * 16_384]}))
+    check_sheet(Table(path, {"text": ["a" * 32_767]}))
+    with pytest.raises(ValueError, match="row 4: the cell in 'text' has 32,768 characters"):
+        check_sheet(Table(path, {"text": ["a", "a" * 32_768]}, rows=[2, 4]))
+    with pytest.raises(ValueError, match=r"the header: the cell in 'aaa.* has 32,768 characters"):
+        check_sheet(Table(path, {"a" * 32_768: ["a"]}))
     monkeypatch.setattr("fratrie.data.output_sheets._ROWS", 3)
-    check_sheet({"text": ["a", "b"]})
+    check_sheet(Table(path, {"text": ["a", "b"]}))
     with pytest.raises(ValueError, match=r"3 rows of 1 columns are more .*\.csv, \.jsonl or \.parquet"):
-        check_sheet({"text": ["a", "b", "c"]})
+        check_sheet(Table(path, {"text": ["a", "b", "c"]}))
 
 
 @pytest.mark.parametrize(

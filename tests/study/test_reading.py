@@ -67,7 +67,7 @@ def test_two_annotators_with_rows_of_their_own(tmp_path, labels):
     ("rows", "changes", "message"),
     [
         (ROWS, {"second_label_column": "third"}, "no column 'third'"),
-        ([*ROWS, ("six", "a", "z", "w")], {"second_label_column": "second"}, r"row 6: unknown label 'z'"),
+        ([*ROWS, ("six", "a", "z", "w")], {"second_label_column": "second"}, r"row 7: unknown label 'z'"),
         (ROWS, {"problem_type": "regression", "label_column": "respondent", "group_column": "labels"}, "use fratrie"),
         (ROWS, {"label_names": ["a", "b", "c"]}, "no training text carries the label 'c'"),
         (ROWS[:2], {}, "two respondents or more"),

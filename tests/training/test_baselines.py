@@ -102,6 +102,10 @@ def test_wrong_requests_are_named():
         score_baselines(dataset(train), dataset(train, ["m", "p", "-"]))
     with pytest.raises(ValueError, match="at least two respondents"):
         folds_of(Sentences(train.texts, train.labels, [7] * len(train.texts)), 5)
+    learner, rows = Learner(["«»", "?", "oui", "non"], np.array([[0], [1], [0], [1]])), np.arange(4)
+    with pytest.raises(ValueError, match="none of the 2 sentences to learn from holds a word, such as '«»'"):
+        learner.scores(Fit(BASELINES["linear_svc"], {}, rows[:2], rows[2:], label=0))
+    assert len(learner.scores(Fit(BASELINES["linear_svc"], {}, rows[1:], rows[:1], label=0))) == 1
 
 
 @pytest.mark.slow

@@ -171,8 +171,9 @@ def test_the_options_say_how_each_part_is_read_and_what_was_read_is_logged(tmp_p
             )
         )
     assert parts["train"][:] == parts["test"][:]
-    assert parts["train"][:] == {"text": ["un", "deux"], "respondent": ["a", "b"], "labels": [[0], [1]]}
-    assert f"{path}: 2 texts of 2 respondents, several labels each\n  text 1: 'un' → né" in caplog.messages[2]
+    expected = {"text": ["un", "deux"], "row": [2, 3], "respondent": ["a", "b"], "labels": [[0], [1]]}
+    assert parts["train"][:] == expected
+    assert f"{path}: 2 texts of 2 respondents, several labels each\n  row 2: 'un' → né" in caplog.messages[2]
     assert caplog.messages[-1] == "2 texts of train, 2 texts of test"
 
 
@@ -265,7 +266,7 @@ def test_a_tokenizer_of_another_model_is_refused(tokenizer):
 def test_a_text_without_any_token_is_named(model):
     bare = train_byte_level_bpe(TEXTS, vocab_size=300, show_progress=False)
     bare.backend_tokenizer.post_processor = None
-    with pytest.raises(ValueError, match="text 2: no token at all"):
+    with pytest.raises(ValueError, match="the text '' has no token at all"):
         encode(["ma mère", ""], model, bare)
 
 
@@ -301,7 +302,7 @@ def test_scores_use_the_thresholds_of_the_config(model, tokenizer, monkeypatch, 
 def test_weights_that_give_nan_are_reported(tokenizer):
     broken = AutoModelForSequenceClassification.from_config(BertConfig(vocab_size=400, **SIZES))
     torch.nn.init.constant_(broken.classifier.bias, torch.nan)
-    with pytest.raises(ValueError, match="NaN or infinity for row 1"):
+    with pytest.raises(ValueError, match="NaN or infinity for text 1 of"):
         predict_logits(broken, Accelerator(cpu=True), encode(TEXTS, broken, tokenizer), tokenizer, 2)
 
 

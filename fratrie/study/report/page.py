@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from fratrie.data import sheets
 from fratrie.data.output_sheets import write_book
+from fratrie.data.tables import has_header
 from fratrie.files import new_folder
 from fratrie.training.metrics import FEW_GROUPS, absent_labels, one_line
 from fratrie.wording import counted
@@ -77,7 +77,7 @@ def _page(results: Results, tables: Mapping[str, Any], figures: Mapping[str, Any
         lstrip_blocks=True,
     )
     environment.filters |= {"one_line": one_line, "quoted": quoted, "pieces": pieces, "figure": shown}
-    environment.filters |= {"counted": counted, "counts_a_header": _counts_a_header}
+    environment.filters |= {"counted": counted, "has_header": has_header}
     environment.globals |= {"few_groups": FEW_GROUPS, "place_in": place_in}
     return environment.get_template("report.html.jinja").render(
         results=results,
@@ -89,10 +89,6 @@ def _page(results: Results, tables: Mapping[str, Any], figures: Mapping[str, Any
         drawn_from=drawn_from(results),
         absent=absent_labels(results["data"]["parts"]["test"]),
     )
-
-
-def _counts_a_header(file: str) -> bool:
-    return file.lower().endswith((".csv", ".tsv", *sheets.KINDS))
 
 
 def pieces(sentence: Mapping[str, Any]) -> list[Piece]:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from fratrie.data.tables import row_noun
 from fratrie.wording import counted
 
 from ..names import FEATURES, method_name, step_name
@@ -47,7 +48,7 @@ def drawn_from(results: Results) -> tuple[int, str]:
 
 def place_in(results: Results, part: str) -> str:
     """What the sentences of a part are counted by in their file: «Row», or «Line» of a .txt."""
-    return "Line" if results["data"]["parts"][part]["file"].lower().endswith(".txt") else "Row"
+    return row_noun(results["data"]["parts"][part]["file"]).capitalize()
 
 
 def interval(ends: Sequence[float] | None) -> Interval | None:
