@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from datasets import Dataset
+from datasets import Dataset, concatenate_datasets
 from numpy.typing import NDArray
 from sklearn.model_selection import GroupKFold
 from transformers import HfArgumentParser
@@ -31,7 +31,7 @@ from fratrie.training.classifiers import load_classifier
 from fratrie.training.encoding import encode
 from fratrie.training.launch import open_inference
 from fratrie.training.metrics import multilabel_scores
-from fratrie.training.options import PRETRAINED_ENCODER
+from fratrie.training.options import EXTENDED, PRETRAINED_ENCODER
 from fratrie.training.scoring import predict_logits
 from fratrie.training.tasks import targets_of
 
@@ -49,6 +49,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "first_token": {"pooling": "first"},
     "balanced": {"class_weights": "balanced"},
     "swapped": {"swap_words": PERSONS, "num_train_epochs": 5},  # each of which has every sentence twice
+    "extended": EXTENDED,
 }
 
 
@@ -74,24 +75,27 @@ def main() -> None:
     (options,) = HfArgumentParser(Options, description=__doc__).parse_args_into_dataclasses()
     if unknown := [name for name in [*options.settings, options.scored] if name not in SETTINGS]:
         raise ValueError(f"settings {', '.join(unknown)} are not among {', '.join(SETTINGS)}")
-    corpus = load_family_relations()
+    corpus, extended = load_family_relations(), load_family_relations(extended=True)["train"]
     if options.step == "choose":
-        choose(options, corpus["train"])
+        choose(options, corpus["train"], extended.select(range(len(corpus["train"]), len(extended))))
     else:
-        score(options, corpus["train"], corpus["test"])
+        score(options, extended if "dataset" in SETTINGS[options.scored] else corpus["train"], corpus["test"])
 
 
-def choose(options: Options, train: Dataset) -> None:
-    """Print the out-of-fold F1 of each setting as a Markdown table."""
+def choose(options: Options, train: Dataset, more: Dataset) -> None:
+    """Print the out-of-fold F1 of each setting as a Markdown table; `more` is learnt besides where it says so."""
     truth = targets_of(train).astype(int)
     print(f"| setting | macro | micro | {' | '.join(LABELS)} |")
     print("|---" * (len(LABELS) + 3) + "|", flush=True)
     for name in options.settings:
+        setting = PRETRAINED_ENCODER | SETTINGS[name]
+        besides = more if setting.pop("dataset", None) else more.select([])
         predictions = np.zeros_like(truth)
         for fold, (learnt, held_out) in enumerate(folds(train, options.folds)):
             folder = Path(options.output_dir) / f"{name}-fold{fold}"
-            data = write_rows(train.select(learnt), folder.with_suffix(".jsonl"))
-            finetune(options.model, folder, PRETRAINED_ENCODER | SETTINGS[name], data, seed=fold)
+            rows = concatenate_datasets([train.select(learnt), besides])
+            data = write_rows(rows, folder.with_suffix(".jsonl"))
+            finetune(options.model, folder, setting, data, seed=fold)
             predictions[held_out] = decisions(folder, train.select(held_out))
         scores = multilabel_scores(predictions, truth, LABELS)
         figures = [scores["macro_f1"], scores["micro_f1"], *scores["f1"].values()]
@@ -117,7 +121,7 @@ def write_rows(rows: Dataset, path: Path) -> Path:
 
 
 def finetune(model: str, folder: Path, setting: Mapping[str, Any], data: Path | None, seed: int) -> None:
-    """Run scripts/finetune.py with a setting; without data on the whole training part.
+    """Run scripts/finetune.py with a setting; without data on the whole training part, extended where it says so.
 
     Raises:
         ValueError: when the script fails; it has said why.

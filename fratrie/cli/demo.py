@@ -21,7 +21,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 from numpy.typing import NDArray
 from transformers import DataCollatorForSeq2Seq, pipeline
 
@@ -37,7 +37,7 @@ from fratrie.training.launch import open_inference
 from fratrie.training.loop import TrainingOptions, create_accelerator, train
 from fratrie.training.metrics import decide, probabilities, scores_table
 from fratrie.training.model_card import portable_path
-from fratrie.training.options import PRETRAINED_ENCODER
+from fratrie.training.options import EXTENDED, PRETRAINED_ENCODER
 from fratrie.training.scoring import predict_logits
 from fratrie.training.stopping import Stopped
 from fratrie.training.tasks import targets_of
@@ -89,8 +89,9 @@ def main() -> None:
         step("finetune", lambda: finetune(folder, SMALL_ENCODER))
     else:
         step("convert", lambda: convert(folder))
-        step("finetune", lambda: finetune(folder, PRETRAINED_ENCODER))
-    methods, comparison = step("compare", lambda: score_beside_baselines(folder))
+        step("finetune", lambda: finetune(folder, PRETRAINED_ENCODER | EXTENDED))
+    corpus = load_family_relations(extended=not options.from_scratch)
+    methods, comparison = step("compare", lambda: score_beside_baselines(folder, corpus))
     report(folder, methods, comparison, seconds)
     step("pipeline", lambda: label_new_sentences(folder))
     step("decoder", lambda: write_words(folder))
@@ -165,12 +166,11 @@ def finetune(folder: Path, setting: dict[str, Any]) -> None:
     command("finetune", model=folder / "pretrained", **setting, overwrite_output_dir=True, output_dir=folder / "model")
 
 
-def score_beside_baselines(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def score_beside_baselines(folder: Path, corpus: DatasetDict) -> tuple[dict[str, Any], dict[str, Any]]:
     """Scores of the encoder and of TF-IDF with two linear classifiers on test, and how far apart they are.
 
     The classifiers are tuned by cross-validation on train. Intervals are drawn over the respondents of test.
     """
-    corpus = load_family_relations()
     test = corpus["test"]
     labels = test.features["labels"].feature.names
     model = json.loads((folder / "model" / "metrics.json").read_text(encoding="utf-8"))["test"]

@@ -443,7 +443,7 @@ def _card(current: Run, result: TrainingResult, scores: dict[str, Scores]) -> Ca
         seconds=result.seconds,
         limits=_limits(current),
         language="fr" if shipped else None,
-        dataset="family_relations" if shipped else None,
+        dataset=data.dataset if shipped else None,
         scores=scores.get("test"),
     )
 

@@ -252,7 +252,7 @@ def _card(options: StudyOptions, protocol: ProtocolOptions, results: dict[str, A
         seconds=sum(seconds for step, seconds in study["seconds"].items() if step.startswith("models")),
         limits=limits,
         language="fr" if data["shipped"] else None,
-        dataset="family_relations" if data["shipped"] else None,
+        dataset=options.dataset if data["shipped"] else None,
         scores=scores,
     )
 
@@ -261,6 +261,8 @@ def _facts_of_data(options: StudyOptions, data: StudyData, tokenizer: PreTrained
     labels = data.task.labels
     files = {"train": options.train_file, "test": options.test_file or options.train_file}
     names = {part: Path(file).name if file else f"{part}.txt" for part, file in files.items()}
+    if options.extended():
+        names["train"] = "train.txt and more.txt"
     return {
         "source": " and ".join(dict.fromkeys(names.values())) if options.train_file else "the shipped corpus",
         "shipped": options.train_file is None,

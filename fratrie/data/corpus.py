@@ -22,23 +22,31 @@ FEATURES = Features(
 )
 
 
-def load_family_relations() -> DatasetDict:
+def load_family_relations(extended: bool = False) -> DatasetDict:
     """The shipped corpus in memory: `train` (1,318 segments, 240 respondents) and `test` (330, 58).
 
     Features are `FEATURES`; `row` is a line of the file, `labels` holds positions in `LABELS`. Respondents are
-    numbered through both splits (train 0 to 239, test 240 to 297), so that a number is one person everywhere.
+    numbered through all files (train 0 to 239, test 240 to 297), so that a number is one person everywhere.
+
+    Args:
+        extended: let `train` go on with the segments of `more.txt`, of other writers (respondents from 298 on, lines
+            counted on from the last of `train.txt`).
     """
-    splits, respondents = {}, 0
-    for name in ("train", "test"):
+    splits: dict[str, list[Segment]] = {}
+    respondents = 0
+    for name in ("train", "test", "more"):
         with shipped_file(name) as path:
             segments = read_annotations(path)
-        splits[name] = to_dataset(replace(s, respondent=s.respondent + respondents) for s in segments)
-        respondents += segments[-1].respondent + 1
-    return DatasetDict(splits)
+        splits[name] = [replace(segment, respondent=segment.respondent + respondents) for segment in segments]
+        respondents = splits[name][-1].respondent + 1
+    more, last = splits.pop("more"), splits["train"][-1].line
+    if extended:
+        splits["train"] += [replace(segment, line=segment.line + last) for segment in more]
+    return DatasetDict({name: to_dataset(segments) for name, segments in splits.items()})
 
 
 def shipped_file(part: str) -> AbstractContextManager[Path]:
-    """The annotation file of a part of the shipped corpus, `train` or `test`."""
+    """The annotation file of a part of the shipped corpus: `train`, `test` or `more`."""
     return as_file(files("fratrie.data") / "family_relations" / f"{part}.txt")
 
 

@@ -21,6 +21,7 @@ from .tasks import Task, task_of
 
 logger = logging.getLogger(__name__)
 
+ShippedCorpus = Literal["family_relations", "family_relations_extended"]
 AnyProblemType = Literal["auto", "multi_label_classification", "single_label_classification", "regression"]
 
 
@@ -28,8 +29,9 @@ AnyProblemType = Literal["auto", "multi_label_classification", "single_label_cla
 class CorpusOptions(LabelOptions):
     """Which labelled texts to read, for `HfArgumentParser`; without files the shipped corpus."""
 
-    dataset: Literal["family_relations"] = field(
-        default="family_relations", metadata={"help": "The shipped corpus, learnt where no file is given."}
+    dataset: ShippedCorpus = field(
+        default="family_relations",
+        metadata={"help": "The shipped corpus, learnt where no file is given; extended by further writers or not."},
     )
     train_file: str | None = field(default=None, metadata={"help": f"Labelled texts: .txt (annotated), {TABLES}."})
     test_file: str | None = field(default=None, metadata={"help": "Scored once, at the end."})
@@ -43,6 +45,10 @@ class CorpusOptions(LabelOptions):
     max_length: int | None = field(
         default=None, metadata={"help": "Tokens at most, longer texts are cut; by default what the model takes."}
     )
+
+    def extended(self) -> bool:
+        """Whether the shipped corpus is learnt with its further writers."""
+        return self.dataset == "family_relations_extended"
 
 
 @dataclass(kw_only=True)
@@ -118,9 +124,13 @@ def read_parts(options: CorpusOptions) -> DatasetDict:
     names = ("train", "validation", "test")
     paths = {part: getattr(options, f"{part}_file", None) for part in names}
     files = {part: path for part, path in paths.items() if path is not None}
+    if files and options.extended():
+        raise ValueError(
+            f"dataset={options.dataset!r} is the shipped corpus, which is not learnt with files: omit one"
+        )
     if not files:
         refuse_options_of_files(options, "problem_type", "label_names")
-        parts = load_family_relations()
+        parts = load_family_relations(options.extended())
         logger.info("the shipped corpus, train: %s", describe(parts["train"], "line"))
     elif "train" not in files:
         raise ValueError(f"a {' and '.join(files)} file without a train file: give --train_file too")

@@ -46,13 +46,29 @@ def test_a_respondent_number_is_one_person_in_both_splits(corpus):
     assert sorted(set(corpus["test"]["respondent"])) == list(range(240, 298))
 
 
-@pytest.mark.parametrize("split", ["train", "test"])
+def test_the_extended_corpus_goes_on_with_other_people(corpus):
+    extended = load_family_relations(extended=True)
+    first, more = (extended["train"].select(rows) for rows in (range(1318), range(1318, len(extended["train"]))))
+    assert first.to_dict() == corpus["train"].to_dict() and extended["test"].to_dict() == corpus["test"].to_dict()
+    segments = read_annotations(FOLDER / "more.txt")
+    assert more["text"][:] == [segment.text for segment in segments]
+    assert sorted(set(more["respondent"])) == list(range(298, 298 + segments[-1].respondent + 1))
+    lines = [line for part in ("train", "more") for line in (FOLDER / f"{part}.txt").read_text("utf-8").splitlines()]
+    assert all(lines[row - 1].endswith(text) for row, text in zip(more["row"], more["text"], strict=True))
+    known = {text.casefold() for split in corpus.values() for text in split["text"]}
+    assert not known & {text.casefold() for text in more["text"]}
+
+
+@pytest.mark.parametrize("split", ["train", "test", "more"])
 def test_supports_are_those_of_the_card(corpus, card, split):
     (row,) = [line for line in card.text.splitlines() if line.startswith(f"| {split} |")]
     supports = [int(cell) for cell in row.strip("|").split("|")[1:]]
-    counts = [sum(i in labels for labels in corpus[split]["labels"]) for i in range(len(LABELS))]
+    rows = (
+        load_family_relations(extended=True)["train"].select(range(1318, 4667)) if split == "more" else corpus[split]
+    )
+    counts = [sum(i in labels for labels in rows["labels"]) for i in range(len(LABELS))]
     assert counts == supports
-    assert sum(counts) == {"train": 4038, "test": 1016}[split]
+    assert sum(counts) == {"train": 4038, "test": 1016, "more": 10068}[split]
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
@@ -74,8 +90,12 @@ def test_card_header(card):
     assert card.data.task_categories == ["text-classification"]
     assert card.data.task_ids == ["multi-label-classification"]
     assert card.data.size_categories == ["1K<n<10K"]
-    for entry in card.data.configs[0]["data_files"]:
-        assert os.path.isfile(str(FOLDER / entry["path"])) and entry["path"] == f"{entry['split']}.txt"
+    default, extended = (
+        {entry["split"]: entry["path"] for entry in config["data_files"]} for config in card.data.configs
+    )
+    assert default == {"train": "train.txt", "test": "test.txt"}
+    assert extended == {"train": ["train.txt", "more.txt"], "test": "test.txt"}
+    assert all(os.path.isfile(str(FOLDER / path)) for path in ("train.txt", "more.txt", "test.txt"))
 
 
 def test_to_dataset_of_one_segment():
