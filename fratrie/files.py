@@ -146,6 +146,24 @@ def remove_folder(path: Path) -> None:
     shutil.rmtree(doomed)
 
 
+@contextmanager
+def unused_folder_goes(folder: Path) -> Iterator[None]:
+    """Of `folder` and its parents remove again those that were made in the block and are empty, where it fails.
+
+    A folder that another process holds is its own.
+    """
+    made = [each for each in (folder.absolute(), *folder.absolute().parents) if not each.exists()]
+    try:
+        yield
+    except BlockingIOError:
+        raise
+    except BaseException:
+        for each in made:
+            with suppress(OSError):  # it holds something
+                each.rmdir()
+        raise
+
+
 def sweep(folder: Path, name: str | None = None) -> None:
     """Delete what killed processes left half-made in `folder`, of the file or folder `name` or of all."""
     pattern = "*" if name is None else glob.escape(_shortened(name))

@@ -10,6 +10,9 @@ def counted(number: int, noun: str) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A question to put behind a name that is unknown: ` (did you mean 'joie'?)`, nothing where none is close."""
-    close = difflib.get_close_matches(name, known, n=1)
+    """A question to put behind a name that is unknown: ` (did you mean 'joie'?)`, nothing where none is close.
+
+    Numbers are never taken for slips of one another.
+    """
+    close = [] if name.isdecimal() else difflib.get_close_matches(name, known, n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""

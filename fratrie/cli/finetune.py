@@ -428,6 +428,10 @@ def _card(current: Run, result: TrainingResult, scores: dict[str, Scores]) -> Ca
         markdown_code(Path(file).name) for file in (data.train_file, data.validation_file, data.test_file) if file
     ]
     corpus = SHIPPED if shipped else f"Local files: {', '.join(files)}"
+    if data.extended():
+        corpus += (
+            ". Train is extended by the sentences of twelve further writers (`--dataset family_relations_extended`)"
+        )
     return CardFacts(
         name=Path(current.options.output_dir).resolve().name,
         task="text-classification",
@@ -443,7 +447,7 @@ def _card(current: Run, result: TrainingResult, scores: dict[str, Scores]) -> Ca
         seconds=result.seconds,
         limits=_limits(current),
         language="fr" if shipped else None,
-        dataset=data.dataset if shipped else None,
+        dataset="family_relations" if shipped else None,
         scores=scores.get("test"),
     )
 

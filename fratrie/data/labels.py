@@ -105,7 +105,7 @@ def _positions(
     for place, row in enumerate(rows):
         positions = {label: known.position(label) for label in row}
         for label in (label for label, position in positions.items() if position is None):
-            problems[f"unknown label {label!r}{did_you_mean(str(label), known.ids)}"].append(place)
+            problems[f"unknown label {excerpt(label)}{did_you_mean(str(label), known.ids)}"].append(place)
         if not several and len(positions) != 1 and (positions or place not in reported):
             problems["several labels, expected one" if positions else "no label, expected one"].append(place)
         found = sorted({position for position in positions.values() if position is not None})

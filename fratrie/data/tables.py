@@ -50,8 +50,8 @@ class Table:
 
     def told(self, places: Sequence[int]) -> str:
         """The rows at these places: `row 3`, or `rows 3, 4, … and 12 more`; `line 3` of a .txt."""
-        numbers = ", ".join(first_of([str(self.rows[place]) for place in places]))
-        return f"{row_noun(self.path)}{'' if len(places) == 1 else 's'} {numbers}"
+        numbers = list(dict.fromkeys(str(self.rows[place]) for place in places))
+        return f"{row_noun(self.path)}{'' if len(numbers) == 1 else 's'} {', '.join(first_of(numbers))}"
 
     def of_rows(self, places: Sequence[int]) -> "Table":
         """The table of some of its rows."""

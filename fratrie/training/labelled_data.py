@@ -131,7 +131,7 @@ def read_parts(options: CorpusOptions) -> DatasetDict:
     if not files:
         refuse_options_of_files(options, "problem_type", "label_names")
         parts = load_family_relations(options.extended())
-        logger.info("the shipped corpus, train: %s", describe(parts["train"], "line"))
+        logger.info("%s, train: %s", shipped_name(options), describe(parts["train"], "line"))
     elif "train" not in files:
         raise ValueError(f"a {' and '.join(files)} file without a train file: give --train_file too")
     elif options.problem_type == REGRESSION and options.label_names:
@@ -146,6 +146,11 @@ def read_parts(options: CorpusOptions) -> DatasetDict:
         }
         parts = DatasetDict(train=train, **others)
     return parts
+
+
+def shipped_name(options: CorpusOptions) -> str:
+    """What the shipped corpus is called, with or without its further writers."""
+    return "the shipped corpus, extended by more.txt" if options.extended() else "the shipped corpus"
 
 
 def tell_overlaps(parts: DatasetDict) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
@@ -33,24 +33,19 @@ _in_use: set[Path] = set()  # folders that this process has for itself
 def open_run(options: TrainingOptions) -> Iterator[Accelerator]:
     """Accelerate for the whole of a training script, whose output folder no other run can use meanwhile.
 
-    When the script is done, trackers and process group are ended. A folder made for a script that then refuses its
-    options or data, and that nothing was written in, goes again.
+    When the script is done, trackers and process group are ended. Folders made for a script that then refuses its
+    options or data go again.
 
     Raises:
         ValueError: as `create_accelerator`.
         OSError: as `create_accelerator`, and `BlockingIOError` as `sole_use`.
     """
     output_dir = Path(options.output_dir)
-    new = not output_dir.exists()
-    try:
+    with files.unused_folder_goes(output_dir):
         accelerator = create_accelerator(options)
         with sole_use(output_dir, accelerator):
             yield accelerator
             accelerator.end_training()
-    finally:
-        if new:
-            with suppress(OSError):  # a folder that holds something stays
-                output_dir.rmdir()
 
 
 @contextmanager

@@ -131,6 +131,15 @@ def test_the_default_is_the_shipped_corpus(finetune, samples):
     ):
         assert text in card.text
     assert "texts are longer than 48 tokens and were cut" in stderr
+    assert "twelve further writers" not in card.text
+
+
+def test_the_card_of_an_extended_model_says_so(finetune, samples):
+    given = ("--dataset", "family_relations_extended", "--max_steps", 1, "--validation_size", 0)
+    code, _, stderr, out = finetune("--model", samples / "bert", *given)
+    assert code == 0 and "the shipped corpus, extended by more.txt, train: 5,327 texts" in stderr, stderr
+    text = ModelCard.load(out / "README.md").text
+    assert "Train is extended by the sentences of twelve further writers" in text and "5327 train texts" in text
 
 
 def body_of(folder):

@@ -102,7 +102,7 @@ def test_annotations_of_two_are_never_merged(tmp_path, caplog):
         with pytest.raises(ValueError, match="no annotator 'x'; there are 1: "):
             load_labelled(path, annotator="x")
     tasks[0]["annotations"][1]["completed_by"] = 1
-    with pytest.raises(ValueError, match="several annotations of one task by the same annotator, rows 1, 1: keep one"):
+    with pytest.raises(ValueError, match="several annotations of one task by the same annotator, row 1: keep one"):
         load_labelled(write_json(tmp_path / "a.json", tasks))
 
 

@@ -160,6 +160,13 @@ def test_a_folder_of_others_is_left_alone(folder, study):
     assert [file.name for file in (folder / "out").rglob("*") if file.is_file()] == ["mine.csv"]
 
 
+def test_a_refused_study_leaves_no_folder(folder, study):
+    (folder / "bad.csv").write_text("text,labels\nun,a\n,b\n")
+    code, printed = study("--train_file", "bad.csv", "--output_dir", "new/study", *SHORT)
+    assert code == 2 and "row 3: the text is empty" in printed
+    assert not (folder / "new").exists()
+
+
 def test_what_a_part_cannot_do_is_told_before_the_work(folder, study):
     lines = [line for line in (folder / "a.csv").read_text("utf-8").splitlines() if ",w m," not in line]
     (folder / "a.csv").write_text("\n".join(lines), encoding="utf-8")

@@ -97,12 +97,20 @@ def test_a_folder_is_one_runs_from_beginning_to_end(tmp_path):
 @pytest.mark.parametrize(
     ("before", "written", "stays"), [(False, False, False), (True, False, True), (False, True, True)]
 )
-def test_the_new_folder_of_a_refused_run_goes_while_it_is_empty(tmp_path, before, written, stays):
-    folder = tmp_path / "run"
+def test_the_new_folders_of_a_refused_run_go_while_they_are_empty(tmp_path, before, written, stays):
+    folder = tmp_path / "runs" / "mine" / "first"
     if before:
-        folder.mkdir()
+        folder.mkdir(parents=True)
     with pytest.raises(ValueError, match="refused"), open_run(TrainingOptions(str(folder), report_to="none")):
         if written:
             (folder / "model").write_text("")
         raise ValueError("refused")
-    assert folder.exists() == stays
+    assert folder.exists() == (tmp_path / "runs").exists() == stays
+
+
+def test_the_folder_of_another_run_stays(tmp_path):
+    folder = tmp_path / "run"
+    with pytest.raises(BlockingIOError), files.unused_folder_goes(folder):
+        folder.mkdir()  # meanwhile, by another run
+        raise BlockingIOError
+    assert folder.exists()
