@@ -152,7 +152,8 @@ def unused_folder_goes(folder: Path) -> Iterator[None]:
 
     A folder that another process holds is its own.
     """
-    made = [each for each in (folder.absolute(), *folder.absolute().parents) if not each.exists()]
+    folder = folder.absolute()
+    made = [each for each in (folder, *folder.parents) if not os.path.exists(each)]
     try:
         yield
     except BlockingIOError:

@@ -34,14 +34,14 @@ def load_family_relations(extended: bool = False) -> DatasetDict:
     """
     splits: dict[str, list[Segment]] = {}
     respondents = 0
-    for name in ("train", "test", "more"):
+    for name in ("train", "test", *["more"] * extended):
         with shipped_file(name) as path:
             segments = read_annotations(path)
         splits[name] = [replace(segment, respondent=segment.respondent + respondents) for segment in segments]
         respondents = splits[name][-1].respondent + 1
-    more, last = splits.pop("more"), splits["train"][-1].line
     if extended:
-        splits["train"] += [replace(segment, line=segment.line + last) for segment in more]
+        last = splits["train"][-1].line
+        splits["train"] += [replace(segment, line=segment.line + last) for segment in splits.pop("more")]
     return DatasetDict({name: to_dataset(segments) for name, segments in splits.items()})
 
 
