@@ -204,7 +204,9 @@ def _lines(path: Path, form: TextFormat) -> Table:
         raise ValueError(f"{path}: the file is empty, expected one sentence per line")
     if len(texts) < len(lines):
         logger.warning("%s: skipped %d blank line(s)", path, len(lines) - len(texts))
-    if all(_begins_with_a_code(text) for text in texts):
+    codes = [_code_of(text) for text in texts]
+    # «si» and «ai» are words too: of a text, some line begins otherwise, or none with a valence.
+    if all(codes) and any(set(code) & set("+-0") for code in codes):
         logger.warning(
             "%s: every line begins with what looks like an annotation code, which is read as a part of its text; "
             "annotated reads the sentences alone",
@@ -213,13 +215,13 @@ def _lines(path: Path, form: TextFormat) -> Table:
     return Table(path, {"text": texts}, rows=rows)
 
 
-def _begins_with_a_code(line: str) -> bool:
-    """Whether a line begins with a code that no French sentence begins with: one with a valence."""
+def _code_of(line: str) -> str:
+    """What a line begins with, if it can be an annotation code, the first term of one, or `&`; else nothing."""
     code = line.split(maxsplit=1)[0].rstrip(",")
     try:
-        return bool(set(canonical_code(code)) & set("+-0"))
+        return code if code == "&" else canonical_code(code)
     except ValueError:
-        return False
+        return ""
 
 
 def _advice(names: Sequence[str], several: bool, is_open: bool) -> str:

@@ -240,7 +240,7 @@ def _check_header(path: Path, number: int, header: Sequence[str]) -> None:
 
 def _ragged(path: Path, number: int, row: Sequence[str], header: Sequence[str]) -> str:
     return (
-        f"{path}, row {number}: {len(row)} fields, expected {len(header)} as in the header: {excerpt(','.join(row))} "
+        f"{path}, row {number}: {len(row)} fields, expected {len(header)} as in the header: {excerpt(list(row))} "
         "(a field that holds the delimiter stands in quotes; --delimiter names another)"
     )
 

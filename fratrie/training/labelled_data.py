@@ -31,7 +31,10 @@ class CorpusOptions(LabelOptions):
 
     dataset: ShippedCorpus = field(
         default="family_relations",
-        metadata={"help": "The shipped corpus, learnt where no file is given; extended by further writers or not."},
+        metadata={
+            "help": "The shipped corpus, learnt where no file is given: 1,318 sentences, or 5,327 with those of "
+            "further writers, as the demonstration learns them."
+        },
     )
     train_file: str | None = field(default=None, metadata={"help": f"Labelled texts: .txt (annotated), {TABLES}."})
     test_file: str | None = field(default=None, metadata={"help": "Scored once, at the end."})
@@ -126,7 +129,7 @@ def read_parts(options: CorpusOptions) -> DatasetDict:
     files = {part: path for part, path in paths.items() if path is not None}
     if files and options.extended():
         raise ValueError(
-            f"dataset={options.dataset!r} is the shipped corpus, which is not learnt with files: omit one"
+            f"dataset={options.dataset!r} is the shipped corpus, but there are files to learn from: omit one of both"
         )
     if not files:
         refuse_options_of_files(options, "problem_type", "label_names")

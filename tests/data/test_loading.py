@@ -188,6 +188,21 @@ def test_multi_label_can_be_asked_for(tmp_path):
 
 # --- annotation codes ---
 
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("ji J'ai dix ans.\n& Et demi.\n\njm+, jp- Ma mère oui.\n", True),
+        ("si tu veux\nai peur\n", False),
+        ("jm+ Ma mère.\nMon père.\n", False),
+    ],
+)
+def test_texts_that_begin_with_codes_are_told(tmp_path, caplog, content, told):
+    (tmp_path / "a.txt").write_text(content, encoding="utf-8")
+    load_texts(tmp_path / "a.txt")
+    assert ("every line begins with what looks like an annotation code" in caplog.text) == told
+
+
 SEGMENTS = [Segment("Ma mère.", "jm+, jp-", 0), Segment("Il y a «nan».", "si", 0), Segment("Bof", "jt0", 1)]
 
 
@@ -481,8 +496,8 @@ def test_parquet_without_rows(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
-        ("a.csv", "text,labels\na,x\nb\nc,d,e\n", "row 3: 1 fields, expected 2 as in the header: 'b'"),
-        ("a.csv", 'text,labels\n"a\nb",x\n\nc,d,e\n', "row 4: 3 fields, expected 2 as in the header: 'c,d,e'"),
+        ("a.csv", "text,labels\na,x\nb\nc,d,e\n", "row 3: 1 fields, expected 2 as in the header: ['b']"),
+        ("a.csv", 'text,labels\n"a\nb",x\n\nc,d,e\n', "row 4: 3 fields, expected 2 as in the header: ['c', 'd', 'e']"),
         ("a.csv", 'text,labels\na,x\n"b,y\n', "row 3: unexpected end of data; are all quotes closed?"),
         ("a.csv", "text,text\na,x\n", "row 1: a column name occurs twice in ['text', 'text']"),
         ("a.jsonl", '{"text": "a"}\n{"text": \n[1]', "line 2: Expecting value"),

@@ -108,7 +108,9 @@ def test_the_shipped_corpus_is_extended_on_request_alone(tmp_path):
     extended = LabelledDataOptions(dataset="family_relations_extended", validation_size=0)
     parts = load_parts(extended)
     assert {name: len(part) for name, part in parts.items()} == {"train": 5327, "test": 330}
-    with pytest.raises(ValueError, match=r"^dataset='family_relations_extended' is the shipped corpus, .*: omit one$"):
+    with pytest.raises(
+        ValueError, match=r"^dataset='family_relations_extended' is the shipped corpus, .*: omit one of both$"
+    ):
         load_parts(LabelledDataOptions(dataset="family_relations_extended", train_file=str(tmp_path / "a.csv")))
 
 
