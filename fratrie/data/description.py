@@ -31,7 +31,7 @@ def _lines(dataset: Dataset, noun: str, first: int) -> Iterator[str]:
     speakers = set(dataset["respondent"][:]) if "respondent" in dataset.column_names else ()
     of_whom = f" of {counted(len(speakers), 'respondent')}" if speakers else ""
     yield f"{counted(len(texts), 'text')}{of_whom}, {kind}"
-    for row, text, label in list(zip(rows, texts, labels, strict=True))[:first]:
+    for row, text, label in zip(rows[:first], texts[:first], labels[:first], strict=True):
         yield f"{noun} {row}: {excerpt(text, 80)} → {shown(label)}"
     yield summary
     same, other = find_repeats(texts, [tuple(label) if isinstance(label, list) else label for label in labels])

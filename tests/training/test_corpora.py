@@ -255,6 +255,15 @@ def test_a_stream_leaves_empty_texts_out_and_tells(tmp_path, caplog):
 
 
 @pytest.mark.parametrize(
+    ("name", "content", "told"), [("a.txt", "a\n\nb\n", "line 2"), ("a.csv", "text,n\na,1\n\n,2\n", "row 4")]
+)
+def test_a_stream_names_lines_and_rows_as_people_find_them(tmp_path, caplog, name, content, told):
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    texts = [row["text"] for row in stream_texts([str(tmp_path / name)])]
+    assert texts[0] == "a" and f"{name}: {told} holds no text and is left out" in caplog.text
+
+
+@pytest.mark.parametrize(
     ("rows", "problem"),
     [
         ([{"text": "a"}, {"text": 5}], "row 2: the text is 5, expected a string"),
